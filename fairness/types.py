@@ -1,0 +1,54 @@
+"""The values the fairness core is told about tenants, replicas and prices."""
+
+from dataclasses import dataclass
+
+TenantId = str
+RequestId = str
+ReplicaId = str
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTerms:
+    """The enforced limits of one tenant that enter its bound.
+
+    `weight_milli` is the weight in thousandths; `concurrency` counts sequences in flight;
+    `max_prompt_tokens` is L and `max_output_tokens` is cap in docs/fairness.md.
+    """
+
+    weight_milli: int
+    concurrency: int
+    max_prompt_tokens: int
+    max_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Service units per token, in milli-units: uncached prompt, cached prompt, output."""
+
+    uncached: int = 1_000
+    cached: int = 100
+    output: int = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaCapacity:
+    """What one replica can hold: sequences, and tokens of KV cache in blocks of `block_size`."""
+
+    slots: int
+    kv_tokens: int
+    block_size: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """How one pool grants: its prices, the look-ahead beyond a replica's slots, the queue TTL.
+
+    `growth_blocks` is the allowance in blocks per in-flight sequence that the fit test keeps free;
+    `load_factor_milli` bounds cache affinity to that many thousandths of the mean in-flight.
+    """
+
+    prices: Prices = Prices()
+    lookahead: int = 1
+    growth_blocks: int = 1
+    load_factor_milli: int = 1_250
+    ttl_s: float = 120.0
