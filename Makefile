@@ -1,0 +1,57 @@
+# One set of targets for people and CI. `make help` lists them.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PACKAGES := engine fairness gateway kernels migrations tenancy
+SOURCES := $(PACKAGES) tests benchmarks
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+.PHONY: help venv serve test check prove bench format lock clean
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+venv: $(INSTALLED) ## .venv with everything, what the tests need included
+
+# The lock is hashed and holds no torch: its build differs by platform and CUDA builds of it pin
+# their own triton. So: the lock, torch by its pin, triton only where torch brought none.
+$(INSTALLED): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Evenhand needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --require-hashes -r requirements.lock
+	$(PIP) install torch==2.13.0
+	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install triton==3.9.0
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	touch $@
+
+serve: $(INSTALLED) ## gateway, engine and a real small model on this machine
+	@$(BIN)/evenhand serve
+
+test: $(INSTALLED) ## the tests, with the services they need
+	$(BIN)/python -m pytest -m "not prove"
+
+check: $(INSTALLED) ## format, lint, types, imports
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+prove: $(INSTALLED) ## the long and the timed claims; each prints its figure as JSON
+	$(BIN)/python -m pytest -m prove -s --timeout 3600 tests
+
+bench: $(INSTALLED) ## speed, as JSON: run it on an idle machine
+	$(BIN)/python -m benchmarks
+
+format: $(INSTALLED) ## rewrite the sources in the house style
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix-only $(SOURCES)
+
+lock: $(INSTALLED) ## compile requirements.lock from pyproject.toml
+	$(BIN)/uv pip compile --universal --python-version 3.11 pyproject.toml \
+	  --group dev --group torch-needs --no-emit-package torch --no-emit-package triton \
+	  --generate-hashes --no-emit-index-url --no-annotate --no-header --output-file requirements.lock
+
+clean: ## remove what the targets made here
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
