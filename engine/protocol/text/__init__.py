@@ -1,0 +1,1 @@
+"""Text in and out of a model: files, tokenizer, chat template, detokenizer. Torch-free."""
