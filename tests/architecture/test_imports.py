@@ -55,7 +55,7 @@ def test_the_admin_cli_loads_neither_torch_nor_a_web_framework():
 
 
 def test_kernels_init_is_empty():
-    """The library transformers imports any package named `kernels` and looks for a version in it."""
+    """Transformers imports any package named `kernels` and looks for a version in it."""
     assert (ROOT / "kernels" / "__init__.py").read_text() == ""
 
 
