@@ -1,0 +1,58 @@
+"""How much the engine core may hold and do at once; validated where it is made."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+
+@dataclass(frozen=True, slots=True)
+class CoreConfig:
+    """Sizes and limits of one engine core. Raises ValueError for a combination that cannot work.
+
+    `reserve` is the share of blocks an admission must leave idle while anything runs.
+    `long_prefill_token_threshold` caps one request's chunk in a step; 0 means the token budget.
+    """
+
+    num_blocks: int
+    max_model_len: int
+    model_digest: bytes
+    block_size: int = 16
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    reserve: Fraction | float = 0.02
+    prefix_cache: bool = True
+    long_prefill_token_threshold: int = 0
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 1 << 22
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_waiting_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.max_model_len < 2:
+            raise ValueError("max_model_len must hold a prompt token and an output token")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                "max_num_batched_tokens below max_num_seqs would starve a running request"
+            )
+        if self.max_waiting_tokens < self.max_model_len:
+            raise ValueError("max_waiting_tokens must hold one prompt of max_model_len")
+        if not 0 <= self.reserve < 1:
+            raise ValueError("reserve must be at least 0 and below 1")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError("long_prefill_token_threshold must not be negative")
+
+    @property
+    def reserve_blocks(self) -> int:
+        """The reserve in blocks, rounded up (exactly: 0.07 of 100 blocks is 7)."""
+        return ceil(Fraction(str(self.reserve)) * self.num_blocks)
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The most tokens, prompt and output, one request can have: context or whole pool."""
+        return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    @property
+    def max_chunk_tokens(self) -> int:
+        """The most tokens of one request computed in one step."""
+        return self.long_prefill_token_threshold or self.max_num_batched_tokens

@@ -1,0 +1,48 @@
+"""What the engine core refuses or reports; the server turns each into an answer."""
+
+from collections.abc import Sequence
+
+
+class CoreError(Exception):
+    """Base of every error the engine core raises on purpose."""
+
+
+class NeverFits(CoreError):  # noqa: N818 - a condition, named as callers say it
+    """The prompt and one token exceed the context or an empty pool: waiting cannot help."""
+
+    def __init__(self, num_prompt_tokens: int, max_sequence_tokens: int) -> None:
+        super().__init__(
+            f"a prompt of {num_prompt_tokens} tokens leaves no room for output: "
+            f"a sequence holds at most {max_sequence_tokens} tokens"
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_sequence_tokens = max_sequence_tokens
+
+
+class QueueFull(CoreError):  # noqa: N818 - a condition, named as callers say it
+    """The waiting queue is at its cap of `dimension` (`requests` or `tokens`): try again later."""
+
+    def __init__(self, dimension: str, limit: int) -> None:
+        super().__init__(f"the queue holds its limit of {limit} {dimension}")
+        self.dimension = dimension
+        self.limit = limit
+
+
+class DuplicateRequest(CoreError):  # noqa: N818 - a condition, named as callers say it
+    """A request with this id has not finished yet."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"request {request_id} has not finished yet")
+        self.request_id = request_id
+
+
+class StepFailed(CoreError):  # noqa: N818 - a condition, named as callers say it
+    """The runner failed: these requests ended with `error`, every other one is untouched."""
+
+    def __init__(self, request_ids: Sequence[str]) -> None:
+        super().__init__(f"the step failed for {len(request_ids)} requests")
+        self.request_ids = tuple(request_ids)
+
+
+class IntegrityError(CoreError):
+    """An invariant of the block accounting does not hold: blocks are leaked or wrongly shared."""

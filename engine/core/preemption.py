@@ -1,0 +1,43 @@
+"""Whom to preempt without need: nobody in production, everybody now and then in tests."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.core.request import Request
+
+
+class PreemptionPolicy(Protocol):
+    """Chooses running requests to preempt at the start of a step, before anything is scheduled."""
+
+    def victims(self, step: int, running: Sequence[Request]) -> Sequence[Request]:
+        """The requests to preempt now; a subset of `running`."""
+        ...
+
+
+class PreemptWhenFull:
+    """Forces nothing: requests are preempted only when a block is needed and none is idle."""
+
+    def victims(self, step: int, running: Sequence[Request]) -> Sequence[Request]:  # noqa: ARG002 - the port's signature
+        """Nobody."""
+        return ()
+
+
+class PreemptEvery:
+    """Preempts every `every` steps, to show that output does not depend on preemption.
+
+    It spares a request that has emitted nothing since it was last preempted: else a long prompt,
+    computed in chunks, would never end.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+
+    def victims(self, step: int, running: Sequence[Request]) -> Sequence[Request]:
+        """All running requests that have emitted since their last preemption."""
+        if step % self._every:
+            return ()
+        return [
+            request
+            for request in running
+            if len(request.output_token_ids) > request.num_outputs_at_preemption
+        ]
