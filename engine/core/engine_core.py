@@ -17,6 +17,8 @@ from engine.core.preemption import PreemptionPolicy, PreemptWhenFull
 from engine.core.request import FinishReason, Request
 from engine.core.scheduler import Scheduler
 
+__all__ = ["CoreConfig", "CoreStats", "EngineCore"]
+
 
 @dataclass(frozen=True, slots=True)
 class CoreStats:

@@ -10,13 +10,13 @@ class CoreError(Exception):
 class NeverFits(CoreError):  # noqa: N818 - a condition, named as callers say it
     """The prompt and one token exceed the context or an empty pool: waiting cannot help."""
 
-    def __init__(self, num_prompt_tokens: int, max_sequence_tokens: int) -> None:
+    def __init__(self, num_prompt_tokens: int, max_tokens: int) -> None:
         super().__init__(
             f"a prompt of {num_prompt_tokens} tokens leaves no room for output: "
-            f"a sequence holds at most {max_sequence_tokens} tokens"
+            f"a sequence holds at most {max_tokens} tokens"
         )
         self.num_prompt_tokens = num_prompt_tokens
-        self.max_sequence_tokens = max_sequence_tokens
+        self.max_tokens = max_tokens
 
 
 class QueueFull(CoreError):  # noqa: N818 - a condition, named as callers say it
