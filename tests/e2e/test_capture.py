@@ -1,0 +1,111 @@
+"""What reaches the engine: every request with its tenant's namespace, and no other way in."""
+
+import asyncio
+import contextlib
+import json
+import re
+import subprocess
+import time
+import urllib.request
+
+import aiohttp
+import openai
+import pytest
+
+from tests.support import stack as product
+from tests.support.relay import Relay
+
+
+@contextlib.contextmanager
+def process(*arguments, **environment):
+    running = subprocess.Popen(
+        [*product.EVENHAND, *arguments],
+        cwd=product.ROOT,
+        env=product.clean_environment(**environment),
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield running
+    finally:
+        running.terminate()
+        assert running.wait(60) == 0
+
+
+def eventually(condition, timeout_s=90):
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(OSError):
+            if condition():
+                return
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory, smollm2):
+    """A gateway and an engine, each started alone, with a relay between them."""
+    folder = tmp_path_factory.mktemp("capture")
+    data = {"EVENHAND_DATA_DIR": str(folder / "data")}
+    for arguments in (
+        ["migrate"],
+        ["admin", "tenant", "create", "a"],
+        ["admin", "tenant", "create", "b"],
+    ):
+        assert product.run_cli(*arguments, **data).returncode == 0
+    keys = {
+        slug: json.loads(
+            product.run_cli("admin", "key", "create", "--tenant", slug, "--json", **data).stdout
+        )["key"]
+        for slug in ("a", "b")
+    }
+    engine_socket, relay_socket = folder / "engine.sock", folder / "relay.sock"
+    with process("engine", "--uds", str(engine_socket), "--model", str(smollm2)):
+        eventually(engine_socket.exists)
+        relay = Relay(relay_socket, engine_socket)
+        ports = ("--port", "18423", "--admin-port", "18424")
+        gateway = ("gateway", "--engine", str(relay_socket), "--model", str(smollm2), *ports)
+        with process(*gateway, **data):
+            ready = "http://127.0.0.1:18424/readyz"
+            eventually(lambda: urllib.request.urlopen(ready).status == 200)
+            yield relay, keys, engine_socket
+        relay.close()
+
+
+def test_every_request_carries_its_tenants_namespace(captured):
+    relay, keys, _ = captured
+    for slug in ("a", "b", "a"):
+        with openai.OpenAI(base_url="http://127.0.0.1:18423/v1", api_key=keys[slug]) as client:
+            model = client.models.list().data[0].id
+            asked = {"model": model, "max_tokens": 1}
+            client.completions.create(prompt="Hello", **asked)
+            client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], **asked)
+            list(client.completions.create(prompt="Hello", stream=True, **asked))
+    bodies = relay.requests("/v1/completions")
+    assert len(bodies) == 9
+    salts = [body["cache_salt"] for body in bodies]
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{43}", salt) for salt in salts)
+    assert len(set(salts[:3] + salts[6:])) == 1
+    assert len(set(salts[3:6])) == 1
+    assert salts[0] != salts[3]
+    assert relay.requests("/v1/chat/completions") == []
+
+
+def test_the_engine_refuses_a_request_without_a_namespace(captured):
+    _, _, engine_socket = captured
+
+    async def ask(**fields):
+        connector = aiohttp.UnixConnector(str(engine_socket))
+        async with aiohttp.ClientSession(connector=connector) as http:
+            body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 1} | fields
+            async with http.post("http://engine/v1/completions", json=body) as answer:
+                return answer.status, await answer.json()
+
+    for fields in ({}, {"cache_salt": ""}, {"cache_salt": "A" * 42}, {"cache_salt": "!" * 43}):
+        status, answer = asyncio.run(ask(**fields))
+        assert status == 400
+        assert answer["error"]["param"] == "cache_salt"
+
+
+def test_only_the_owner_can_reach_the_engine(captured):
+    _, _, engine_socket = captured
+    assert engine_socket.stat().st_mode & 0o777 == 0o600
