@@ -1,0 +1,58 @@
+"""Turns output token ids into text piece by piece, exactly as the whole would decode.
+
+A piece never ends inside a character; the work per token does not depend on what came before.
+"""
+
+import codecs
+from collections.abc import Sequence
+from typing import Final
+
+_LONGEST_PARTIAL: Final = 3  # bytes of a UTF-8 character that is not yet whole
+
+
+class Detokenizer:
+    """Decodes one sequence's output tokens; control tokens have no text.
+
+    `token_bytes[id]` is what a token stands for. A prompt may end inside a character that the
+    output completes: then the whole character belongs to the output.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes], prompt_ids: Sequence[int]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._prompt_tail = self._partial_tail(prompt_ids)
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; "" while a character is incomplete."""
+        data = self._bytes_of(token_id)
+        if self._prompt_tail and data:
+            if _continues(data):
+                data = self._prompt_tail + data
+            self._prompt_tail = b""
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for a character that never became whole."""
+        return self._decoder.decode(b"", final=True)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        # A model's logits may be wider than its vocabulary: padding rows stand for nothing.
+        return self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+
+    def _partial_tail(self, prompt_ids: Sequence[int]) -> bytes:
+        tail = b""
+        for token_id in reversed(prompt_ids):
+            data = self._bytes_of(token_id)
+            if not data:
+                break
+            tail = data + tail
+            if len(tail) >= _LONGEST_PARTIAL:
+                break
+        probe = codecs.getincrementaldecoder("utf-8")("replace")
+        probe.decode(tail[-_LONGEST_PARTIAL:])
+        return probe.getstate()[0]
+
+
+def _continues(data: bytes) -> bool:
+    """Whether the first byte is one that only continues a character."""
+    return data[0] & 0xC0 == 0x80

@@ -1,0 +1,167 @@
+"""Text to token ids, with control tokens that only a model's own template can produce.
+
+Two tokenizers do this. The *splitter* knows nothing but the control tokens and cuts a rendered
+template at them. The *plain* one knows every token but those, so whatever it is given becomes
+ordinary tokens. Text from clients goes through the plain one only; inside a rendered template it is
+first marked, so that the splitter cannot find a control token in it or across its edges.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+
+_HIGHEST_CODE_POINT: Final = 0x10FFFF
+_ORDINARY: Final = "\x00"  # the splitter's one word, which stands for any ordinary text
+
+
+@dataclass(frozen=True, slots=True)
+class ControlToken:
+    """A token that steers the model; `lstrip`, `rstrip`: it swallows the whitespace beside it."""
+
+    token_id: int
+    text: str
+    lstrip: bool = False
+    rstrip: bool = False
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """A vocabulary. `token_bytes[id]` is a token's text, b"" for control tokens.
+
+    `plain` encodes ordinary text at the start of a prompt, `plain_inner` after its start (some
+    vocabularies put a space before the first word). `prefix` and `suffix` are what a completion's
+    text is wrapped in. Safe to share between threads: encoding changes nothing.
+    """
+
+    plain: Tokenizer
+    plain_inner: Tokenizer
+    control: tuple[ControlToken, ...]
+    token_bytes: tuple[bytes, ...]
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+    def encode(self, text: str) -> list[int]:
+        """A completion's prompt. Control tokens spelled in `text` stay ordinary text."""
+        return [*self.prefix, *_ids(self.plain, text), *self.suffix]
+
+    def encode_rendered(self, text: str, marker: str) -> list[int]:
+        """A rendered template, in which client text was marked with `marker` ("" for none)."""
+        token_ids: list[int] = []
+        for control, start, end in self._split(text):
+            if control is not None:
+                token_ids.append(control.token_id)
+                continue
+            part = text[start:end]
+            if marker:
+                part = part.replace(marker, "")
+            token_ids += _ids(self.plain_inner if start else self.plain, part)
+        return token_ids
+
+    def needs_marks(self, text: str) -> bool:
+        """Whether client text could put a control token into a rendered template."""
+        return any(control for control, _, _ in self._split(text)) or any(self._loose_ends(text))
+
+    def mark(self, text: str, marker: str) -> str:
+        """`text` with `marker` inside every control token and at every edge that might join one.
+
+        No mark touches leading or trailing whitespace: templates trim.
+        """
+        head, tail = self._loose_ends(text)
+        parts = [
+            text[start:end] if control is None else marker.join(text[start:end])
+            for control, start, end in self._split(text)
+        ]
+        marked = "".join(parts)
+        core = marked.strip()
+        start = marked.index(core)
+        end = start + len(core)
+        before, after = (marker if head else ""), (marker if tail else "")
+        return f"{marked[:start]}{before}{core}{after}{marked[end:]}"
+
+    def _loose_ends(self, text: str) -> tuple[bool, bool]:
+        """Whether text before, and whether text after, might complete a control token with this."""
+        core = text.strip()
+        longest = min(len(core), self._longest_control)
+        if not longest:
+            return False, False
+        if core in self._infixes:
+            return True, True
+        head = any(core[:length] in self._suffixes for length in range(1, longest + 1))
+        tail = any(core[-length:] in self._prefixes for length in range(1, longest + 1))
+        return head, tail
+
+    def _split(self, text: str) -> Iterator[tuple[ControlToken | None, int, int]]:
+        """Control tokens (leftmost, longest) and the ordinary text between them, as offsets."""
+        if not text:
+            return
+        encoding = self._splitter.encode(text, add_special_tokens=False)
+        for split_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            yield self._by_split_id.get(split_id), start, end
+
+    @cached_property
+    def _splitter(self) -> Any:
+        splitter = Tokenizer(WordLevel({_ORDINARY: 0}, unk_token=_ORDINARY))
+        splitter.add_special_tokens(
+            [
+                AddedToken(c.text, lstrip=c.lstrip, rstrip=c.rstrip, normalized=False)
+                for c in self._parsed
+            ]
+        )
+        return splitter
+
+    @cached_property
+    def _by_split_id(self) -> dict[int, ControlToken]:
+        # Reversed, so that of two tokens with one spelling the first counts, as everywhere.
+        return {self._splitter.token_to_id(c.text): c for c in reversed(self._parsed)}
+
+    @cached_property
+    def _parsed(self) -> list[ControlToken]:
+        # No mark fits into a single character, so such a token is never read from any text.
+        return [control for control in self.control if len(control.text) > 1]
+
+    @cached_property
+    def _longest_control(self) -> int:
+        return max((len(c.text) for c in self._parsed), default=0)
+
+    @cached_property
+    def _prefixes(self) -> frozenset[str]:
+        return frozenset(c.text[:i] for c in self._parsed for i in range(1, len(c.text)))
+
+    @cached_property
+    def _suffixes(self) -> frozenset[str]:
+        return frozenset(c.text[i:] for c in self._parsed for i in range(1, len(c.text)))
+
+    @cached_property
+    def _infixes(self) -> frozenset[str]:
+        return frozenset(
+            c.text[i:j]
+            for c in self._parsed
+            for i in range(1, len(c.text))
+            for j in range(i + 1, len(c.text))
+        )
+
+
+def unused_character(texts: Sequence[str]) -> str:
+    """A character in none of `texts`.
+
+    One of the million beyond the basic plane, each four bytes long, is always free in less than
+    four megabytes of text.
+    """
+    used = frozenset("".join(texts))
+    return next(
+        chr(point) for point in range(_HIGHEST_CODE_POINT, -1, -1) if chr(point) not in used
+    )
+
+
+def by_text(tokens: Mapping[str, int], names: Sequence[str]) -> frozenset[int]:
+    """The ids of those `names` that are tokens."""
+    return frozenset(tokens[name] for name in names if name in tokens)
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
