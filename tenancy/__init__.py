@@ -1,0 +1,1 @@
+"""Who may do how much: tenants, keys, limits, cache namespaces and usage."""

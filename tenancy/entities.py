@@ -13,6 +13,14 @@ class TenantStatus(StrEnum):
     SUSPENDED = "suspended"
 
 
+class KeyStatus(StrEnum):
+    """Where a key stands at a moment; revocation wins over expiry."""
+
+    ACTIVE = "active"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits set at one level; None means this level sets none."""
@@ -35,6 +43,14 @@ DEFAULT_PLAN_LIMITS = Limits(
     max_prompt=2_048,
     max_output=512,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A named set of limits; its scheduling limits are always set, else no bound would hold."""
+
+    name: str
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +100,22 @@ class ApiKey:
     revoked_at: datetime | None
     limits: Limits
 
+    def status(self, now: datetime) -> KeyStatus:
+        """Whether the key may be used at `now`."""
+        if self.revoked_at is not None:
+            return KeyStatus.REVOKED
+        if self.expires_at is not None and self.expires_at <= now:
+            return KeyStatus.EXPIRED
+        return KeyStatus.ACTIVE
+
 
 @dataclass(frozen=True, slots=True)
 class TenantContext:
-    """Who is calling, from the authenticated key alone: an immutable snapshot at `revision`."""
+    """Who is calling, from the authenticated key alone: an immutable snapshot at `revision`.
+
+    `limits` is the tightest of plan and tenant, shared by all keys of the tenant. `key_limits` also
+    takes in the key's own: a dimension whose level there is `key` is counted for this key as well.
+    """
 
     tenant_id: UUID
     tenant_slug: str

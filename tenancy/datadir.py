@@ -1,0 +1,64 @@
+"""Where one deployment keeps its files on a machine: database, keyring and sockets."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tenancy.errors import DataDirError
+
+MAX_SOCKET_PATH_BYTES = 100
+
+
+def default_root() -> Path:
+    """The data directory used where none is named."""
+    return Path.home() / ".local" / "share" / "evenhand"
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """The data directory of a deployment; `create` makes it readable by its owner only."""
+
+    root: Path
+
+    @property
+    def database_path(self) -> Path:
+        """The SQLite file used where no database URL is set."""
+        return self.root / "evenhand.db"
+
+    @property
+    def database_url(self) -> str:
+        """The URL of `database_path`."""
+        return f"sqlite+aiosqlite:///{self.database_path.absolute()}"
+
+    @property
+    def keyring_path(self) -> Path:
+        """The keyring used where no other file is named."""
+        return self.root / "keyring.json"
+
+    @property
+    def engine_socket(self) -> Path:
+        """The local engine's socket. Raises DataDirError where the path is too long for one."""
+        return self._socket("engine.sock")
+
+    @property
+    def gateway_socket(self) -> Path:
+        """The gateway's admin socket. Raises DataDirError where the path is too long for one."""
+        return self._socket("gateway.sock")
+
+    def create(self) -> None:
+        """Make the directory, mode 0700, where it is missing. Raises DataDirError."""
+        try:
+            self.root.parent.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise DataDirError(f"cannot make the data directory {self.root}: {reason}") from error
+
+    def _socket(self, name: str) -> Path:
+        path = self.root.absolute() / name
+        if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+            raise DataDirError(
+                f"the data directory's path is too long for a unix socket"
+                f" (over {MAX_SOCKET_PATH_BYTES} bytes): {path}"
+            )
+        return path
