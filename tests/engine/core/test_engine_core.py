@@ -1,0 +1,261 @@
+"""The core as its server uses it: ends in every state, failed steps, and random lives."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from engine.core.batch import RunnerOutput
+from engine.core.errors import IntegrityError, NeverFits, StepFailed
+from engine.core.preemption import PreemptEvery
+from engine.core.request import FinishReason, RequestStatus
+from tests.engine.core.rig import Rig, RunnerDownError, config, expected_output, request, tokens
+
+
+def test_a_step_reports_the_admission_before_the_first_token():
+    rig = Rig(config(40, max_num_batched_tokens=32))
+    rig.add(request("r", tokens(40), max_tokens=2))
+    first, second, third = rig.step(), rig.step(), rig.step()
+    assert [(a.request_id, a.num_cached_tokens) for a in first.admitted] == [("r", 0)]
+    assert (first.emitted, second.admitted, third.admitted) == ((), (), ())
+    output = rig.requests["r"].output_token_ids
+    assert [(e.token_id, e.finish_reason) for e in (*second.emitted, *third.emitted)] == [
+        (output[0], None),
+        (output[1], FinishReason.LENGTH),
+    ]
+    assert not rig.core.has_work()
+
+
+def test_an_idle_step_computes_nothing():
+    rig = Rig(config(4))
+    assert rig.step().num_batch_tokens == 0
+    assert rig.batches == []
+    assert rig.core.stats().no_progress_steps == 0
+
+
+def bring_to(rig: Rig, state: str):
+    """A request in the state: waiting, mid-prefill, decoding or preempted."""
+    wanted = rig.add(request("r", tokens(50), max_tokens=20))
+    for _ in range({"waiting": 0, "mid-prefill": 1, "decoding": 4, "preempted": 4}[state]):
+        rig.step()
+    if state == "preempted":
+        rig.forced.request_ids = {"r"}
+        rig.step()
+        assert wanted.status is RequestStatus.PREEMPTED
+    return wanted
+
+
+@pytest.mark.parametrize("state", ["waiting", "mid-prefill", "decoding", "preempted"])
+@pytest.mark.parametrize("reason", [FinishReason.ABORT, FinishReason.STOP])
+def test_an_end_in_any_state_returns_the_blocks_at_once_and_is_idempotent(state, reason):
+    rig = Rig(config(10, max_num_batched_tokens=20))
+    wanted = bring_to(rig, state)
+    if reason is FinishReason.ABORT:
+        assert rig.core.abort("r")
+    else:
+        rig.core.finish("r", reason)
+    stats = rig.core.stats()
+    assert (stats.running, stats.waiting, stats.held_blocks) == (0, 0, 0)
+    assert wanted.finish_reason is reason
+    assert not rig.core.has_work()
+    rig.check()
+
+    assert not rig.core.abort("r")
+    rig.core.finish("r", FinishReason.STOP)
+    assert wanted.finish_reason is reason
+    assert rig.step().emitted == ()
+
+
+def test_aborting_the_unknown_is_false():
+    assert not Rig(config(4)).core.abort("nobody")
+
+
+def test_an_abort_while_the_batch_is_computed_drops_its_output():
+    rig = Rig(config(40))
+    rig.add(request("stays", tokens(20), max_tokens=3))
+    rig.add(request("goes", tokens(20, seed=1), max_tokens=3))
+
+    def execute_then_abort(batch):
+        output = rig.execute(batch)
+        rig.core.abort("goes")
+        return output
+
+    rig.core._runner = SimpleNamespace(execute=execute_then_abort)
+    assert [token.request_id for token in rig.step().emitted] == ["stays"]
+    rig.drain()
+    rig.assert_output(rig.requests["stays"])
+
+
+def test_a_failed_step_ends_its_batch_alone_and_publishes_nothing():
+    rig = Rig(config(40, max_num_seqs=2))
+    rig.add(request("decoding", tokens(31), max_tokens=9))
+    rig.step()
+    rig.step()
+    rig.add(request("prefilling", tokens(64, seed=1)))
+    waiting = rig.add(request("waiting", tokens(64, seed=2)))
+    rig.fail_next = True
+    with pytest.raises(StepFailed) as failure:
+        rig.step()
+    assert failure.value.request_ids == ("decoding", "prefilling")
+    assert isinstance(failure.value.__cause__, RunnerDownError)
+    assert rig.requests["prefilling"].finish_reason is FinishReason.ERROR
+    rig.check()
+    stats = rig.core.stats()
+    assert (stats.held_blocks, stats.waiting, stats.cached_blocks) == (0, 1, 2)
+    rig.drain()
+    rig.assert_output(waiting)
+    assert rig.run(request("again", tokens(64, seed=1))).num_cached_tokens == 0
+
+
+def test_a_runner_that_forgets_a_token_fails_the_step():
+    rig = Rig(config(40))
+    rig.add(request("r", tokens(20)))
+    rig.core._runner = SimpleNamespace(execute=lambda _: RunnerOutput({}))
+    with pytest.raises(StepFailed):
+        rig.core.step()
+    rig.check()
+    assert rig.requests["r"].finish_reason is FinishReason.ERROR
+
+
+def test_integrity_notices_a_leaked_block():
+    rig = Rig(config(8))
+    rig.add(request("r", tokens(20), max_tokens=9))
+    rig.step()
+    rig.requests["r"].block_table.pop()
+    with pytest.raises(IntegrityError):
+        rig.core.check_integrity()
+
+
+def test_integrity_notices_a_writable_block_in_two_tables():
+    rig = Rig(config(8))
+    for index in range(2):
+        rig.add(request(f"r{index}", tokens(32, seed=index), max_tokens=9))
+    rig.step()
+    left, right = rig.requests["r0"], rig.requests["r1"]
+    rig.pool.hold(left.block_table[:1])
+    right.block_table.append(left.block_table[0])
+    with pytest.raises(IntegrityError, match="writable"):
+        rig.core.check_integrity()
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+@pytest.mark.parametrize("every", [1, 3])
+def test_b7_output_with_forced_preemption_equals_output_without(every, prefix_cache):
+    settings_ = config(60, max_num_batched_tokens=32, prefix_cache=prefix_cache, max_num_seqs=8)
+    rig = Rig(settings_, preemption=PreemptEvery(every))
+    for index in range(8):
+        rig.add(request(f"r{index}", tokens(30 + 9 * index, seed=index // 2), max_tokens=25))
+    rig.drain()
+    assert rig.core.stats().preemptions >= 8
+    assert rig.core.stats().recomputed_tokens > 0
+    for wanted in rig.requests.values():
+        rig.assert_output(wanted)
+
+
+class Lives(RuleBasedStateMachine):
+    """Random lives on random small pools; the rig checks every step, lookup and admission."""
+
+    @initialize(
+        num_blocks=st.integers(3, 24),
+        block_size=st.sampled_from([1, 4, 16]),
+        max_num_seqs=st.integers(1, 6),
+        budget=st.integers(6, 70),
+        reserve=st.sampled_from([0, 0.02, 0.3]),
+        threshold=st.sampled_from([0, 5]),
+        prefix_cache=st.booleans(),
+    )
+    def make(self, num_blocks, block_size, max_num_seqs, budget, reserve, threshold, prefix_cache):
+        self.rig = Rig(
+            config(
+                num_blocks,
+                block_size=block_size,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=budget,
+                reserve=reserve,
+                long_prefill_token_threshold=threshold,
+                prefix_cache=prefix_cache,
+                max_model_len=200,
+            )
+        )
+        self.num_added = 0
+        self.cut: set[str] = set()
+
+    def live(self):
+        return sorted(self.rig.core._scheduler.requests)
+
+    @rule(
+        length=st.integers(1, 120),
+        seed=st.integers(0, 1),
+        diverges_at=st.integers(0, 120),
+        max_tokens=st.integers(1, 40),
+        namespace=st.sampled_from(["a", "b"]),
+        use_cache=st.sampled_from([True, True, True, False]),
+        stop=st.sampled_from([(), (1, 2, 3)]),
+    )
+    def add(self, length, seed, diverges_at, max_tokens, namespace, use_cache, stop):
+        prompt = (*tokens(length, seed)[:diverges_at], *tokens(max(0, length - diverges_at), 5))
+        self.num_added += 1
+        wanted = request(
+            f"r{self.num_added}", prompt, max_tokens, namespace, stop=stop, use_cache=use_cache
+        )
+        if length >= self.rig.config.max_sequence_tokens:
+            with pytest.raises(NeverFits):
+                self.rig.core.add(wanted)
+        else:
+            self.rig.add(wanted)
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count):
+        for _ in range(count):
+            self.rig.step()
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data())
+    def preempt(self, data):
+        self.rig.forced.request_ids = set(data.draw(st.lists(st.sampled_from(self.live()))))
+        self.rig.step()
+
+    @precondition(lambda self: self.live())
+    @rule(data=st.data(), reason=st.sampled_from([FinishReason.ABORT, FinishReason.STOP]))
+    def end(self, data, reason):
+        request_id = data.draw(st.sampled_from(self.live()))
+        self.cut.add(request_id)
+        self.rig.core.finish(request_id, reason)
+        assert not self.rig.core.abort(request_id)
+        self.rig.check()
+
+    @precondition(lambda self: self.rig.running)
+    @rule()
+    def fail(self):
+        self.rig.fail_next = True
+        with pytest.raises(StepFailed) as failure:
+            self.rig.core.step()
+        assert isinstance(failure.value.__cause__, RunnerDownError)
+        self.cut.update(failure.value.request_ids)
+        self.rig.check()
+
+    def teardown(self):
+        if hasattr(self, "rig"):
+            self.rig.drain(max_steps=2000)
+            assert self.rig.core.stats().held_blocks == 0
+            for wanted in self.rig.requests.values():
+                self.check_output(wanted)
+
+    def check_output(self, wanted):
+        """What the request produced alone, or its beginning if it was cut short."""
+        if wanted.request_id in self.cut:
+            output, _ = expected_output(wanted, self.rig.config.max_sequence_tokens)
+            assert wanted.output_token_ids == output[: len(wanted.output_token_ids)]
+        else:
+            self.rig.assert_output(wanted)
+
+
+TestLives = Lives.TestCase
+TestLives.settings = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

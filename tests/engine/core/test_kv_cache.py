@@ -1,0 +1,152 @@
+"""The prefix cache as requests see it; A numbers are the acceptance cases of the design notes."""
+
+import pytest
+
+from engine.core.request import RequestStatus
+from tests.engine.core.rig import Rig, config, request, tokens
+
+
+def cached(rig: Rig, request_id: str, prompt, **changes) -> int:
+    return rig.run(request(request_id, prompt, **changes)).num_cached_tokens
+
+
+def test_a1_a_shared_prefix_takes_one_new_block_and_its_tail_is_evicted_first():
+    rig = Rig(config(10))
+    first = rig.add(request("first", tokens(55), max_tokens=9))
+    rig.step()
+    assert len(first.block_table) == 4
+    assert first.num_committed_blocks == 3
+
+    second = rig.add(request("second", (*tokens(48), *tokens(7, seed=3)), max_tokens=9))
+    rig.step()
+    assert second.block_table[:3] == first.block_table[:3]
+    assert rig.core.stats().held_blocks == 5
+    assert [rig.pool.ref_count(block) for block in first.block_table] == [2, 2, 2, 1]
+
+    head_to_tail = first.block_table[:3]
+    rig.drain()
+    assert rig.pool.num_idle == 10
+    order = [block for block in rig.pool.eviction_order() if block in head_to_tail]
+    assert order == head_to_tail[::-1]
+
+
+def test_a2_a_fully_cached_prompt_still_computes_its_last_block():
+    rig = Rig(config(20))
+    assert cached(rig, "cold", tokens(64)) == 0
+    before = rig.core.stats().computed_tokens
+    warm = request("warm", tokens(64), max_tokens=1)
+    assert rig.run(warm).num_cached_tokens == 48
+    assert rig.core.stats().computed_tokens - before == 16
+    rig.assert_output(warm)
+
+
+def test_a_500_token_prompt_hits_496_the_second_time():
+    rig = Rig(config(80))
+    assert cached(rig, "cold", tokens(500)) == 0
+    assert cached(rig, "warm", tokens(500)) == 496
+    stats = rig.core.stats()
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (1000, 496)
+
+
+def test_a3_a_refused_admission_changes_no_reference_and_no_order():
+    rig = Rig(config(8, max_num_seqs=4))
+    rig.run(request("warm", tokens(48), max_tokens=1))
+    rig.add(request("holder", tokens(70, seed=1), max_tokens=20))
+    rig.step()
+    order = rig.pool.eviction_order()
+    references = [rig.pool.ref_count(block) for block in range(8)]
+    refused = rig.add(request("refused", (*tokens(48), *tokens(60, seed=2))))
+    rig.step()  # the first hits exist, the rest does not fit
+    assert refused.status is RequestStatus.WAITING
+    assert rig.pool.eviction_order() == order
+    assert [rig.pool.ref_count(block) for block in range(8)] == references
+
+
+@pytest.mark.parametrize(("first", "second"), [("t1", "t2"), ("t2", "t1"), ("t1", "")])
+def test_a4_namespaces_are_worlds_apart_in_both_directions(first, second):
+    rig = Rig(config(40))
+    assert cached(rig, "cold", tokens(64), namespace=first) == 0
+    assert cached(rig, "stranger", tokens(64), namespace=second) == 0
+    assert cached(rig, "same", tokens(64), namespace=first) == 48
+    assert cached(rig, "stranger again", tokens(64), namespace=second) == 48
+
+
+def test_opting_out_neither_hits_nor_inserts():
+    rig = Rig(config(40))
+    assert cached(rig, "private", tokens(64), use_cache=False) == 0
+    assert rig.core.stats().cached_blocks == 0
+    assert cached(rig, "cold", tokens(64)) == 0
+    assert cached(rig, "private again", tokens(64), use_cache=False) == 0
+    assert cached(rig, "warm", tokens(64)) == 48
+    assert rig.core.stats().prefix_query_tokens == 128
+
+
+def test_without_a_prefix_cache_nothing_is_ever_cached():
+    rig = Rig(config(40, prefix_cache=False))
+    assert cached(rig, "one", tokens(64)) == 0
+    assert cached(rig, "two", tokens(64)) == 0
+    stats = rig.core.stats()
+    assert (stats.cached_blocks, stats.prefix_query_tokens) == (0, 0)
+
+
+def test_output_blocks_are_hits_for_the_next_turn_of_a_conversation():
+    rig = Rig(config(40))
+    turn = rig.run(request("turn", tokens(20), max_tokens=30))
+    following = (*rig.known(turn), *tokens(10, seed=4))
+    assert cached(rig, "next turn", following) == 48  # 49 of the 50 known tokens were computed
+
+
+def test_a_block_is_shared_as_soon_as_it_is_computed_and_not_before():
+    rig = Rig(config(40, max_num_batched_tokens=32, max_num_seqs=4))
+    long = rig.add(request("long", tokens(80), max_tokens=20))
+    rig.step()
+    assert long.num_computed_tokens == 32
+    assert len(long.block_table) == 5
+    rig.step()  # 64 of 80 computed
+    rig.step()  # 80: only 16 were left, the budget's other half is for the newcomer
+    twin = rig.add(request("twin", tokens(80), max_tokens=20))
+    rig.step()
+    assert twin.num_cached_tokens == 64
+    rig.drain()
+
+
+def test_identical_requests_in_one_step_do_not_share_but_cache_one_copy():
+    rig = Rig(config(40))
+    for name in ("one", "two"):
+        rig.add(request(name, tokens(64), max_tokens=2))
+    rig.drain()
+    assert rig.core.stats().cached_blocks == 4
+    assert [wanted.num_cached_tokens for wanted in rig.requests.values()] == [0, 0]
+
+
+def test_keys_are_hashed_once_however_often_the_request_is_preempted(monkeypatch):
+    rig = Rig(config(40))
+    hasher = rig.core._kv_cache._hasher
+    hashed = []
+
+    class Counting:
+        def first(self, namespace, token_ids):
+            hashed.append(tuple(token_ids))
+            return hasher.first(namespace, token_ids)
+
+        def following(self, parent, token_ids):
+            hashed.append(tuple(token_ids))
+            return hasher.following(parent, token_ids)
+
+    monkeypatch.setattr(rig.core._kv_cache, "_hasher", Counting())
+    rig.add(request("busy", tokens(40), max_tokens=60))
+    for step in range(40):
+        if step % 5 == 4:
+            rig.forced.request_ids = {"busy"}
+        rig.step()
+    rig.drain()
+    assert len(hashed) == (40 + 60 - 1) // 16
+    rig.assert_output(rig.requests["busy"])
+
+
+def test_computed_blocks_survive_an_abort():
+    rig = Rig(config(40))
+    rig.add(request("gone", tokens(64), max_tokens=50))
+    rig.step()
+    assert rig.core.abort("gone")
+    assert cached(rig, "retry", tokens(64)) == 48

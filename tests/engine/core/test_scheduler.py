@@ -1,0 +1,299 @@
+"""What the scheduler promises; A and B numbers are the acceptance cases of the design notes."""
+
+import pytest
+
+from engine.core.errors import DuplicateRequest, NeverFits, QueueFull
+from engine.core.request import FinishReason, RequestStatus
+from tests.engine.core.rig import Rig, config, request, tokens
+
+
+def rows(rig: Rig) -> list[tuple[str, int, int]]:
+    """The last batch as (request, start, number of tokens)."""
+    return [(row.request_id, row.start, len(row.token_ids)) for row in rig.batches[-1].rows]
+
+
+def test_decodes_come_first_and_a_prefill_gets_the_rest_of_the_budget():
+    rig = Rig(config(100, max_num_batched_tokens=32, max_num_seqs=4))
+    rig.add(request("decode", tokens(10), max_tokens=20))
+    rig.step()
+    rig.add(request("prefill", tokens(100, seed=1)))
+    rig.step()
+    assert rows(rig) == [("decode", 10, 1), ("prefill", 0, 31)]
+    rig.step()
+    assert rows(rig) == [("decode", 11, 1), ("prefill", 31, 31)]
+    assert [row.sampling is None for row in rig.batches[-1].rows] == [False, True]
+
+
+def test_a_younger_decode_precedes_an_older_prefill():
+    rig = Rig(config(100, max_num_batched_tokens=32, long_prefill_token_threshold=20))
+    rig.add(request("prefill", tokens(100)))
+    rig.add(request("decode", tokens(10, seed=1), max_tokens=20))
+    rig.step()
+    rig.step()
+    assert rows(rig) == [("decode", 10, 1), ("prefill", 20, 20)]
+
+
+def test_the_threshold_lets_several_prompts_be_computed_side_by_side():
+    rig = Rig(config(100, max_num_batched_tokens=48, long_prefill_token_threshold=16))
+    for index in range(4):
+        rig.add(request(f"r{index}", tokens(60, seed=index)))
+    rig.step()
+    assert rows(rig) == [("r0", 0, 16), ("r1", 0, 16), ("r2", 0, 16)]
+    rig.drain()
+    for wanted in rig.requests.values():
+        rig.assert_output(wanted)
+
+
+def test_never_more_than_max_num_seqs_run():
+    rig = Rig(config(100, max_num_seqs=3))
+    for index in range(8):
+        rig.add(request(f"r{index}", tokens(10, seed=index), max_tokens=5))
+    rig.step()
+    assert (rig.core.stats().running, rig.core.stats().waiting) == (3, 5)
+    rig.drain()
+
+
+def test_an_admission_leaves_the_reserve_idle_unless_nothing_runs():
+    rig = Rig(config(10, reserve=0.11))
+    assert rig.core.stats().reserve_blocks == 2  # rounded up
+    rig.add(request("first", tokens(70), max_tokens=2))  # 5 blocks
+    rig.add(request("fits but for the reserve", tokens(60, seed=1), max_tokens=2))  # 4 blocks
+    rig.step()
+    assert (rig.core.stats().running, rig.core.stats().waiting) == (1, 1)
+    rig.drain()
+    whole = rig.add(request("whole pool", tokens(159, seed=2), max_tokens=1))
+    rig.step()
+    assert whole.status is RequestStatus.FINISHED  # it ran, alone, over the reserve
+
+
+@pytest.mark.parametrize(
+    ("share", "blocks", "expected"), [(0.02, 101, 3), (0.07, 100, 7), (0, 9, 0), (0.02, 50, 1)]
+)
+def test_the_reserve_rounds_up_exactly(share, blocks, expected):
+    assert config(blocks, reserve=share).reserve_blocks == expected
+
+
+def test_b1_a_second_prompt_that_cannot_fit_waits_and_nothing_is_preempted():
+    rig = Rig(config(130, max_num_batched_tokens=64))
+    for index in range(2):
+        rig.add(request(f"r{index}", tokens(1590, seed=index), max_tokens=20))
+    while rig.requests["r0"].status is not RequestStatus.FINISHED:
+        rig.step()
+        assert rig.core.stats().running <= 1
+    rig.drain()
+    assert rig.core.stats().preemptions == 0
+
+
+def test_b1_memory_is_taken_for_the_whole_prompt_not_chunk_by_chunk():
+    rig = Rig(config(190, max_num_batched_tokens=64, long_prefill_token_threshold=32))
+    for index in range(2):
+        rig.add(request(f"r{index}", tokens(1590, seed=index), max_tokens=2))
+    rig.step()
+    assert rig.core.stats().running == 1  # 100 blocks of 190 are taken, though 2 are written
+    rig.drain()
+    assert rig.core.stats().preemptions == 0
+
+
+def test_b2_what_can_never_fit_is_refused_at_once_and_the_next_is_served():
+    rig = Rig(config(4, max_model_len=1000))
+    with pytest.raises(NeverFits) as refusal:
+        rig.add(request("huge", tokens(64)))
+    assert (refusal.value.num_prompt_tokens, refusal.value.max_tokens) == (64, 64)
+    assert not rig.core.has_work()
+    rig.assert_output(rig.run(request("largest", tokens(63), max_tokens=5)))
+
+
+def test_a_prompt_that_fills_the_context_is_refused():
+    rig = Rig(config(100, max_model_len=50))
+    with pytest.raises(NeverFits):
+        rig.add(request("long", tokens(50)))
+    assert rig.run(request("fits", tokens(49))).finish_reason is FinishReason.LENGTH
+
+
+def test_b3_output_that_outgrows_the_pool_ends_with_length():
+    rig = Rig(config(4))
+    grown = rig.run(request("grows", tokens(20), max_tokens=1000))
+    assert grown.finish_reason is FinishReason.LENGTH
+    assert grown.num_tokens == 64
+    assert rig.core.stats().preemptions == 0
+    rig.assert_output(rig.run(request("next", tokens(20, seed=1))))
+
+
+def test_output_that_outgrows_the_context_ends_with_length():
+    rig = Rig(config(100, max_model_len=40))
+    grown = rig.run(request("grows", tokens(20), max_tokens=1000))
+    assert (grown.finish_reason, grown.num_tokens) == (FinishReason.LENGTH, 40)
+
+
+def test_a_stop_token_ends_with_stop_even_on_the_last_allowed_token():
+    rig = Rig(config(100))
+    free = rig.run(request("free", tokens(20), max_tokens=4))
+    stopped = rig.run(request("stops", tokens(20), max_tokens=4, stop=[free.output_token_ids[-1]]))
+    assert stopped.finish_reason is FinishReason.STOP
+    rig.assert_output(stopped)
+
+
+def test_b4_the_queue_is_capped_by_requests_and_a_refusal_keeps_nothing():
+    rig = Rig(config(100, max_waiting_requests=4))
+    for index in range(4):
+        rig.add(request(f"r{index}", tokens(10, seed=index)))
+    for index in range(4, 20):
+        with pytest.raises(QueueFull) as refusal:
+            rig.add(request(f"r{index}", tokens(10, seed=index)))
+        assert (refusal.value.dimension, refusal.value.limit) == ("requests", 4)
+    assert rig.core.stats().waiting == 4
+    rig.drain()
+    rig.add(request("r19", tokens(10)))  # its id was not kept either
+    rig.drain()
+
+
+def test_the_queue_is_capped_by_tokens():
+    rig = Rig(config(100, max_model_len=100, max_waiting_tokens=100))
+    rig.add(request("a", tokens(60)))
+    with pytest.raises(QueueFull, match="tokens"):
+        rig.add(request("b", tokens(41)))
+    rig.core.abort("a")
+    rig.add(request("b", tokens(41)))
+
+
+def test_an_id_in_use_is_refused_and_free_again_after_the_end():
+    rig = Rig(config(100))
+    rig.add(request("same", tokens(10)))
+    with pytest.raises(DuplicateRequest):
+        rig.core.add(request("same", tokens(10)))
+    rig.drain()
+    rig.run(request("same", tokens(10)))
+
+
+def full_house(rig: Rig) -> None:
+    """Three requests of 2 blocks each that fill the pool and all need a third block next."""
+    for index in range(3):
+        rig.add(request(f"r{index}", tokens(31, seed=index), max_tokens=30))
+    rig.step()
+    rig.step()
+    assert rig.pool.num_idle == 0
+
+
+def test_b5_the_newest_is_preempted_and_the_budget_holds():
+    rig = Rig(config(6, max_num_batched_tokens=96))
+    full_house(rig)
+    report = rig.step()
+    assert report.num_preempted == 1
+    assert rig.requests["r2"].status is RequestStatus.PREEMPTED
+    assert rows(rig) == [("r0", 32, 1), ("r1", 32, 1)]
+    rig.drain()
+    for wanted in rig.requests.values():
+        rig.assert_output(wanted)
+
+
+def test_b6_the_victim_resumes_before_a_later_arrival():
+    rig = Rig(config(6, max_num_batched_tokens=96))
+    full_house(rig)
+    later = rig.add(request("later", tokens(5, seed=9), max_tokens=2))  # would fit much sooner
+    rig.step()
+    victim = rig.requests["r2"]
+    while later.status is RequestStatus.WAITING:
+        assert victim.status is not RequestStatus.FINISHED
+        rig.step()
+    assert victim.status is not RequestStatus.PREEMPTED
+    rig.drain()
+    rig.assert_output(victim)
+
+
+def test_several_victims_resume_oldest_first():
+    rig = Rig(config(100))
+    for index in range(4):
+        rig.add(request(f"r{index}", tokens(20, seed=index), max_tokens=10))
+    rig.step()
+    rig.forced.request_ids = {"r1", "r3"}
+    rig.step()
+    rig.forced.request_ids = {"r0", "r2"}
+    rig.step()
+    assert not rig.running
+    rig.step()
+    assert [wanted.request_id for wanted in rig.running] == ["r0", "r1", "r2", "r3"]
+
+
+def test_a_step_that_preempted_admits_nothing():
+    rig = Rig(config(6, max_num_batched_tokens=96))
+    full_house(rig)
+    rig.add(request("tiny", tokens(3, seed=8), max_tokens=2))
+    report = rig.step()  # r2's two blocks are free now, and tiny needs one
+    assert (report.num_preempted, report.admitted) == (1, ())
+
+
+def test_a_victim_that_frees_nothing_is_passed_over_but_never_for_an_older_one(monkeypatch):
+    rig = Rig(config(20))
+    oldest, middle, newest = (
+        rig.add(request(f"r{index}", tokens(31, seed=index), max_tokens=60)) for index in range(3)
+    )
+    rig.step()
+    cache, victim = rig.core._kv_cache, rig.core._scheduler._victim
+    assert victim(oldest) is newest
+    monkeypatch.setattr(cache, "frees_a_block", lambda wanted: wanted is not newest)
+    assert victim(oldest) is middle
+    assert victim(newest) is None  # it waits a step
+    monkeypatch.setattr(cache, "frees_a_block", lambda wanted: wanted is oldest)
+    assert victim(middle) is None
+
+
+def test_usage_keeps_the_hits_of_the_first_admission_and_recompute_is_counted_apart():
+    rig = Rig(config(100))
+    rig.run(request("warm", tokens(64), max_tokens=1))
+    wanted = rig.add(request("again", tokens(64), max_tokens=20))
+    for _ in range(5):
+        rig.step()
+    before = rig.core.stats()
+    assert wanted.num_computed_tokens == 68
+    rig.forced.request_ids = {"again"}
+    rig.drain()
+    after = rig.core.stats()
+    assert wanted.num_cached_tokens == 48
+    assert after.preemptions - before.preemptions == 1
+    assert after.prefix_query_tokens == before.prefix_query_tokens == 128
+    assert after.prefix_hit_tokens == before.prefix_hit_tokens == 48
+    assert after.recomputed_tokens == 68 - 64  # its four full blocks were still cached
+    rig.assert_output(wanted)
+
+
+def test_random_prompts_with_forced_preemption_have_a_hit_rate_of_zero():
+    rig = Rig(config(100))
+    for index in range(4):
+        rig.add(request(f"r{index}", tokens(40, seed=index), max_tokens=20))
+    for step in range(30):
+        if step % 3 == 2:
+            rig.forced.request_ids = {"r1", "r2"}
+        rig.step()
+    rig.drain()
+    stats = rig.core.stats()
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (160, 0)
+    assert stats.preemptions > 0
+
+
+def test_a_request_retried_fifty_times_for_space_is_counted_once():
+    rig = Rig(config(8))
+    rig.add(request("holder", tokens(70), max_tokens=57))
+    rig.add(request("patient", tokens(100, seed=1), max_tokens=1))
+    for _ in range(50):
+        rig.step()
+    assert rig.core.stats().prefix_query_tokens == 70
+    rig.drain()
+    assert rig.core.stats().prefix_query_tokens == 170
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_num_batched_tokens": 3, "max_num_seqs": 4},
+        {"max_num_seqs": 0},
+        {"reserve": 1},
+        {"reserve": -0.1},
+        {"max_model_len": 1},
+        {"max_waiting_tokens": 10},
+        {"long_prefill_token_threshold": -1},
+        {"block_size": 0},
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(changes):
+    with pytest.raises(ValueError, match=r"must|below"):
+        config(10, **changes)
