@@ -6,7 +6,14 @@ in seconds on one monotonic clock. The two lists below are the language of the a
 
 from dataclasses import dataclass
 
-from fairness.types import ReplicaCapacity, ReplicaId, RequestId, TenantId, TenantTerms
+from fairness.types import (
+    RefusalReason,
+    ReplicaCapacity,
+    ReplicaId,
+    RequestId,
+    TenantId,
+    TenantTerms,
+)
 
 # --- inputs ------------------------------------------------------------------------------------
 
@@ -47,7 +54,11 @@ class TenantChanged:
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """A request joined its tenant's queue. `affinity` is a keyed hash of its leading blocks."""
+    """A request joined its tenant's queue, under the tenant's terms as the gateway knows them.
+
+    `affinity` is a keyed hash of its namespace and leading blocks, 0 for none. `prompt_tokens` is
+    of the whole request and, when estimated, an upper bound; `max_output_tokens` is per sequence.
+    """
 
     now: float
     request: RequestId
@@ -59,10 +70,17 @@ class Enqueued:
     affinity: int = 0
     prompt_is_estimate: bool = False
 
+    def __post_init__(self) -> None:
+        if self.sequences < 1 or self.prompt_tokens < 1 or self.max_output_tokens < 0:
+            raise ValueError("a request has a sequence, a prompt token and no negative output")
+
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """The engine said how many prompt tokens were cached, and the true prompt length."""
+    """The engine said how many prompt tokens were cached, and the true prompt length.
+
+    Only ever lowers the charge: tokens beyond those charged at the grant are counted, not charged.
+    """
 
     now: float
     request: RequestId
@@ -90,7 +108,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class NotStarted:
-    """The replica confirmed it never began this granted request: refund all, end it."""
+    """The request ended before its first token, by no fault of its tenant: refund all, end it."""
 
     now: float
     request: RequestId
@@ -145,11 +163,12 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request fits no replica even when that replica is empty."""
+    """The request can never be granted: it fits no empty replica, or a limit of its tenant."""
 
     now: float
     request: RequestId
     tenant: TenantId
+    reason: RefusalReason = RefusalReason.NO_REPLICA_FITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,19 +180,20 @@ class Lifted:
     counter: int
 
 
-Input = (
-    ReplicaUp
-    | ReplicaDrained
-    | ReplicaLost
-    | TenantChanged
-    | Enqueued
-    | Corrected
-    | Emitted
-    | Finished
-    | NotStarted
-    | Requeued
-    | Cancelled
-    | Ticked
-)
-Effect = Granted | Expired | Refused | Lifted
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """The tenant was quiet and not ahead of the floor, so its account was dropped.
+
+    `service_milli` is all it was charged since the account was opened; a later account starts at 0.
+    """
+
+    now: float
+    tenant: TenantId
+    service_milli: int
+
+
+RequestInput = Enqueued | Corrected | Emitted | Finished | NotStarted | Requeued | Cancelled
+PoolInput = ReplicaUp | ReplicaDrained | ReplicaLost | TenantChanged | Ticked
+Input = RequestInput | PoolInput
+Effect = Granted | Expired | Refused | Lifted | Forgotten
 Event = Input | Effect

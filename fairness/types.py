@@ -1,6 +1,7 @@
 """The values the fairness core is told about tenants, replicas and prices."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 TenantId = str
 RequestId = str
@@ -20,6 +21,19 @@ class TenantTerms:
     max_prompt_tokens: int
     max_output_tokens: int
 
+    def __post_init__(self) -> None:
+        if self.weight_milli < 1:
+            raise ValueError("a weight is at least one thousandth")
+
+
+class RefusalReason(StrEnum):
+    """Why the dispatcher would not queue a request, or dropped it when limits shrank."""
+
+    NO_REPLICA_FITS = "no_replica_fits"
+    PROMPT_LIMIT = "prompt_limit"
+    OUTPUT_LIMIT = "output_limit"
+    CONCURRENCY = "concurrency"
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -37,6 +51,10 @@ class ReplicaCapacity:
     slots: int
     kv_tokens: int
     block_size: int = 16
+
+    def __post_init__(self) -> None:
+        if self.slots < 1 or self.block_size < 1 or self.kv_tokens < self.block_size:
+            raise ValueError("a replica holds at least one sequence of one block")
 
 
 @dataclass(frozen=True, slots=True)
