@@ -76,3 +76,11 @@ class CompletionRequest:
     delivery: StreamOptions
     cache: CacheChoice
     engine: EngineFields | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """`POST /tokenize`: text, or the messages that the model's template renders."""
+
+    model: str
+    prompt: str | tuple[Message, ...]

@@ -35,6 +35,7 @@ from engine.protocol.requests import (
     Message,
     Sampling,
     StreamOptions,
+    TokenizeRequest,
 )
 
 MAX_N: Final = 8
@@ -79,6 +80,15 @@ def parse_completion(body: dict[str, Any], audience: Audience) -> CompletionRequ
         cache=_cache(members),
         engine=_engine_fields(members, audience),
     )
+
+
+def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
+    """`POST /tokenize`, of engines only: just one of `prompt` and `messages`."""
+    members = read_object(body, "", _TOKENIZE)
+    if ("prompt" in members) == ("messages" in members):
+        raise invalid_value("prompt", "give either it or 'messages'")
+    prompt = members["prompt"] if "prompt" in members else members["messages"]
+    return TokenizeRequest(model=members["model"], prompt=prompt)
 
 
 # --- from members to values --------------------------------------------------------------------
@@ -392,6 +402,14 @@ _ENGINE_COMPLETION_DEFAULT_ONLY: Final[Table] = {
     "add_special_tokens": Field(only(True)),
     "prompt_embeds": Field(only()),
     "response_format": Field(only({"type": "text"})),
+}
+
+_TOKENIZE: Final[Table] = {
+    "model": _ACTED_ON["model"],
+    "prompt": Field(text()),
+    "messages": Field(array(_message, _MAX_ITEMS, empty=False)),
+    "add_generation_prompt": Field(only(True)),
+    "add_special_tokens": Field(only(True)),
 }
 
 _SHARED: Final[Table] = {**_ACTED_ON, **_IGNORED, **_DEFAULT_ONLY}
