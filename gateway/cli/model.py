@@ -1,0 +1,92 @@
+"""`evenhand model`: which models are on this machine, and how to get one."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from engine.model.download import ModelUnavailableError
+from engine.model.download import Progress as Callback
+from engine.model.store import ModelEntry, UnknownModelError, entries
+from engine.model.store import pull as pull_model
+
+app = typer.Typer(help="Pull models and list them.", no_args_is_help=True)
+
+_FAILED = 1
+_WRONG_USE = 2
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Where Evenhand keeps its data.", envvar="EVENHAND_DATA_DIR"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="smollm2-135m, or hf:ORG/NAME.")],
+    *,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a model once, check it, and print where it is."""
+    try:
+        with _progress_bar() as callback:
+            path = pull_model(name, data_dir, callback)
+    except UnknownModelError as error:
+        _leave(str(error), _WRONG_USE)
+    except ModelUnavailableError as error:
+        _leave(str(error), _FAILED)
+    typer.echo(json.dumps({"name": name, "path": str(path)}) if as_json else str(path))
+
+
+@app.command("list")
+def list_models(*, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List the models that are here, and those that can be pulled by name."""
+    found = entries(data_dir)
+    if as_json:
+        typer.echo(json.dumps([_as_json(entry) for entry in found]))
+        return
+    table = Table("NAME", "SIZE", "HERE", "DESCRIPTION", box=None)
+    for entry in found:
+        here = "yes" if entry.path else "no"
+        table.add_row(entry.name, f"{entry.num_bytes / 1e6:.0f} MB", here, entry.description)
+    Console().print(table)
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callback | None]:
+    """A bar on standard error, and nothing at all when that is not a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(done: int, total: int | None, phase: str) -> None:
+            bar.update(task, completed=done, total=total, description=phase)
+
+        yield show
+
+
+def _as_json(entry: ModelEntry) -> dict[str, object]:
+    return {
+        "name": entry.name,
+        "description": entry.description,
+        "present": entry.path is not None,
+        "path": str(entry.path) if entry.path else None,
+        "bytes": entry.num_bytes,
+    }
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
