@@ -1,0 +1,96 @@
+"""Chooses the next token of one sequence from its logits.
+
+Greedy takes the largest logit, the lowest id on ties. Otherwise the kept tokens are the `top_k`
+largest logits (lower id first on ties) and of those the shortest run, largest first, whose
+probability reaches `top_p`; one uniform number from the stream keyed by (seed, output index)
+picks among them in order of id. A row's choice depends on nothing but its own logits and key.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from engine.core.request import SamplingParams
+
+Logits = np.ndarray[Any, np.dtype[np.float32]]
+Probabilities = np.ndarray[Any, np.dtype[np.float64]]
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+_KEY_MASK = (1 << 64) - 1
+# Enough candidates for nearly every nucleus; the full sort is the exact way out.
+_FIRST_CANDIDATES = 1024
+
+
+def sample(logits: Logits, params: SamplingParams, output_index: int) -> int:
+    """The token id chosen from finite or infinite logits [vocabulary]; NaN counts as -inf."""
+    if np.isnan(logits).any():
+        logits = np.where(np.isnan(logits), np.float32(-np.inf), logits)
+    if params.temperature <= 0 or params.top_k == 1:
+        return int(logits.argmax())
+    weights = _softmax_weights(logits, params.temperature)
+    kept = _kept(weights, logits, params)
+    point = uniform(params.seed, output_index)
+    return _pick(kept, weights, point)
+
+
+def uniform(seed: int, output_index: int) -> float:
+    """A number in [0, 1), a pure function of (seed mod 2^64, output index)."""
+    bits = np.random.Philox(key=seed & _KEY_MASK, counter=[0, output_index, 0, 0]).random_raw()
+    return (int(bits) >> 11) * 2.0**-53
+
+
+def _softmax_weights(logits: Logits, temperature: float) -> Probabilities:
+    """exp((logit - largest) / temperature): 1 for the largest, never all zero, never NaN."""
+    largest = logits.max()
+    if not np.isfinite(largest):
+        # Only the infinitely likely remain; if all are -inf, all are equally (un)likely.
+        return np.where(logits == largest, 1.0, 0.0)
+    # A tiny temperature may overflow to -inf, whose exponential is the right one: 0.
+    with np.errstate(over="ignore"):
+        scaled = (logits.astype(np.float64) - float(largest)) / temperature
+    weights: Probabilities = np.exp(scaled)
+    return weights
+
+
+def _kept(weights: Probabilities, logits: Logits, params: SamplingParams) -> Ids | None:
+    """Ids that survive top-k and top-p in ascending order; None when all do."""
+    size = len(weights)
+    top_k = min(params.top_k, size) if params.top_k > 0 else size
+    if params.top_p >= 1:
+        return None if top_k == size else np.sort(_largest(logits, top_k))
+    if top_k < size:
+        ranked = _largest(logits, top_k)
+        return np.sort(_nucleus(ranked, weights, params.top_p, float(weights[ranked].sum())))
+    total = float(weights.sum())
+    ranked = _largest(logits, min(_FIRST_CANDIDATES, size))
+    if float(weights[ranked].sum()) < params.top_p * total:
+        ranked = _largest(logits, size)
+    return np.sort(_nucleus(ranked, weights, params.top_p, total))
+
+
+def _largest(logits: Logits, count: int) -> Ids:
+    """Ids of the `count` largest logits, largest first, lower id first among equals."""
+    if count < len(logits):
+        threshold = np.partition(logits, len(logits) - count)[len(logits) - count]
+        candidates = np.flatnonzero(logits >= threshold)
+    else:
+        candidates = np.arange(len(logits))
+    order = np.argsort(-logits[candidates], kind="stable")
+    return candidates[order][:count]
+
+
+def _nucleus(ranked: Ids, weights: Probabilities, top_p: float, total: float) -> Ids:
+    """The shortest prefix of `ranked` whose weights reach `top_p` of `total`; at least one."""
+    reached = np.cumsum(weights[ranked])
+    return ranked[: int(np.searchsorted(reached, top_p * total)) + 1]
+
+
+def _pick(kept: Ids | None, weights: Probabilities, point: float) -> int:
+    """The first id at which the running sum of weights exceeds `point` of the whole."""
+    if kept is not None:
+        weights = weights[kept]
+    sums = np.cumsum(weights)
+    index = int(np.searchsorted(sums, point * sums[-1], side="right"))
+    if index == len(sums):  # point * sum rounded up to the sum itself
+        index = int(np.flatnonzero(weights)[-1])
+    return index if kept is None else int(kept[index])

@@ -1,0 +1,90 @@
+"""Computes scheduled batches with a real model; owns the KV pages.
+
+Not thread-safe: one thread makes every call (the engine loop's).
+"""
+
+import torch
+
+from engine.core.batch import RunnerOutput, ScheduledBatch, ScheduledRow
+from engine.core.request import SamplingParams
+from engine.model.llama import LlamaModel
+from engine.runner.inputs import BatchInputs, build_inputs
+from engine.runner.sampler import sample
+from kernels.api import KvPages
+
+
+class TorchRunner:
+    """The `ModelRunner` over a loaded model and `num_blocks` pages of `block_size` tokens.
+
+    Constructing it computes two throw-away tokens, so that compiled kernels and thread pools are
+    ready before the first request.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        config = model.config
+        self._model = model
+        self._block_size = block_size
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._pages = KvPages.allocate(
+            config.num_layers, num_blocks, config.num_kv_heads, config.head_dim, block_size
+        )
+        self._warm_up()
+
+    @staticmethod
+    def num_blocks_for(model: LlamaModel, kv_memory_bytes: int, block_size: int) -> int:
+        """How many blocks of `block_size` tokens fit in that much KV memory."""
+        config = model.config
+        per_token = 2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim
+        return kv_memory_bytes // (per_token * block_size)
+
+    @property
+    def model_digest(self) -> bytes:
+        """SHA-256 of what the model computes: it roots the prefix-cache keys."""
+        return self._model.digest
+
+    def execute(self, batch: ScheduledBatch) -> RunnerOutput:
+        """See `ModelRunner.execute`; raises ValueError for a batch beyond the declared sizes."""
+        inputs = self._inputs(batch)
+        logits = self._logits(inputs).numpy()
+        tokens: dict[str, int] = {}
+        for row, values in zip(inputs.sampled, logits, strict=True):
+            if row.sampling is not None:
+                tokens[row.request_id] = sample(values, row.sampling, row.output_index)
+        return RunnerOutput(tokens)
+
+    def execute_logits(self, batch: ScheduledBatch) -> torch.Tensor:
+        """Compute the batch but return logits [rows that sample, vocabulary] instead of tokens."""
+        return self._logits(self._inputs(batch))
+
+    def _inputs(self, batch: ScheduledBatch) -> BatchInputs:
+        if len(batch.rows) > self._max_num_seqs or batch.num_tokens > self._max_num_batched_tokens:
+            raise ValueError(
+                f"batch of {len(batch.rows)} rows and {batch.num_tokens} tokens exceeds"
+                f" {self._max_num_seqs} rows or {self._max_num_batched_tokens} tokens"
+            )
+        return build_inputs(batch, self._block_size)
+
+    @torch.inference_mode()
+    def _logits(self, inputs: BatchInputs) -> torch.Tensor:
+        if not len(inputs.token_ids):
+            return torch.empty(0, self._model.config.vocab_size)
+        hidden = self._model.forward(inputs.token_ids, inputs.layout, self._pages)
+        if not inputs.sampled:
+            return torch.empty(0, self._model.config.vocab_size)
+        return self._model.logits(hidden[inputs.last])
+
+    def _warm_up(self) -> None:
+        greedy = SamplingParams(max_tokens=1, temperature=0.0)
+        row = ScheduledRow("warm-up", (0,), 0, (0,), greedy, 0)
+        self.execute(ScheduledBatch(step=0, rows=(row,), num_tokens=1))
+        # The page must look unused again: a test compares pages, and stale keys help nobody.
+        self._pages.keys[:, 0].zero_()
+        self._pages.values[:, 0].zero_()

@@ -1,0 +1,69 @@
+"""Every kernel in plain torch: slow, obvious, and what the fast ones are tested against."""
+
+import torch
+from torch.nn import functional
+
+from kernels.api import BatchLayout, KvPages, Linear
+
+
+class ReferenceKernels:
+    """`kernels.api.Kernels` without any cleverness; runs wherever torch runs."""
+
+    def linear(self, weight: torch.Tensor) -> Linear:
+        """Plain matrix product."""
+        return lambda x: functional.linear(x, weight)
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Kernels.rms_norm`."""
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    def rotary(
+        self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_heads: int
+    ) -> None:
+        """See `Kernels.rotary`."""
+        half = cos.shape[-1]
+        heads = qkv[:, : num_heads * 2 * half].view(len(qkv), num_heads, 2 * half)
+        low, high = heads[..., :half].clone(), heads[..., half:].clone()
+        heads[..., :half] = low * cos[:, None] - high * sin[:, None]
+        heads[..., half:] = high * cos[:, None] + low * sin[:, None]
+
+    def store_kv(self, qkv: torch.Tensor, pages: KvPages, layer: int, layout: BatchLayout) -> None:
+        """See `Kernels.store_kv`."""
+        width = pages.num_kv_heads * pages.head_dim
+        for token, (page, slot) in enumerate(_slots(layout, pages.page_size)):
+            keys, values = qkv[token, -2 * width :].view(2, pages.num_kv_heads, pages.head_dim)
+            pages.keys[layer, page, :, :, slot] = keys
+            pages.values[layer, page, :, slot, :] = values
+
+    def paged_attention(
+        self, qkv: torch.Tensor, pages: KvPages, layer: int, layout: BatchLayout
+    ) -> torch.Tensor:
+        """See `Kernels.paged_attention`: gathers a row's pages, then one softmax per token."""
+        kv_heads, dim = pages.num_kv_heads, pages.head_dim
+        heads = qkv.shape[1] // dim - 2 * kv_heads
+        queries = qkv[:, : heads * dim].view(len(qkv), kv_heads, heads // kv_heads, dim)
+        out = torch.empty_like(queries)
+        for row, table in enumerate(layout.block_tables.long()):
+            for token in range(int(layout.row_starts[row]), int(layout.row_starts[row + 1])):
+                length = int(layout.positions[token]) + 1
+                used = table[: -(-length // pages.page_size)]
+                keys = pages.keys[layer, used].permute(1, 0, 3, 2).reshape(kv_heads, -1, dim)
+                values = pages.values[layer, used].transpose(0, 1).reshape(kv_heads, -1, dim)
+                scores = queries[token] @ keys[:, :length].transpose(1, 2) * dim**-0.5
+                out[token] = scores.softmax(-1) @ values[:, :length]
+        return out.view(len(qkv), heads * dim)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Kernels.silu_mul`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+
+
+def _slots(layout: BatchLayout, page_size: int) -> list[tuple[int, int]]:
+    """(page, slot) of every token."""
+    slots: list[tuple[int, int]] = []
+    for row, table in enumerate(layout.block_tables.tolist()):
+        first, last = layout.row_starts[row : row + 2].tolist()
+        positions = layout.positions[first:last].tolist()
+        slots += [(table[p // page_size], p % page_size) for p in positions]
+    return slots
