@@ -1,5 +1,6 @@
 """Puts an engine together from a runner, a text model and its sizes; loads nothing itself."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import ASGIApp
@@ -36,13 +37,24 @@ def assemble(
     write_deadline_s: float = 30.0,
     telemetry: TelemetrySettings | None = None,
     preemption: PreemptionPolicy | None = None,
+    prepare_thread: Callable[[], None] = lambda: None,
 ) -> Engine:
-    """Wire the parts; `preemption` is for tests that force it. Raises TelemetryError."""
+    """Wire the parts; `preemption` is for tests that force it. Raises TelemetryError.
+
+    `prepare_thread` runs first on the engine thread.
+    """
     registry = Registry()
     exported = process_telemetry.setup(SERVICE_NAME, registry, telemetry)
     metrics = EngineMetrics(registry)
     spans = RequestSpans(exported.tracer, text.model_id)
-    loop = EngineLoop(config, runner, metrics, on_ended=spans.record, preemption=preemption)
+    loop = EngineLoop(
+        config,
+        runner,
+        metrics,
+        on_ended=spans.record,
+        preemption=preemption,
+        prepare_thread=prepare_thread,
+    )
     limits = Limits(
         max_model_len=config.max_sequence_tokens,
         num_slots=config.max_num_seqs,

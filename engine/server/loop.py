@@ -104,7 +104,8 @@ class EngineLoop:
 
     `start`, `submit`, `abort`, `fail_all` and `stop` are called on the event loop's thread;
     `snapshot` and `alive` may be read anywhere. `on_ended` is told on the event loop about every
-    request that entered the core, however it ended.
+    request that entered the core, however it ended. `prepare_thread` runs first on the thread
+    itself, for libraries that keep settings per thread.
     """
 
     def __init__(
@@ -115,11 +116,13 @@ class EngineLoop:
         *,
         on_ended: Callable[[Ended], None] = lambda _: None,
         preemption: PreemptionPolicy | None = None,
+        prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self._runner = TimedRunner(runner)
         self._core = EngineCore(config, self._runner, preemption)
         self._metrics = metrics
         self._on_ended = on_ended
+        self._prepare_thread = prepare_thread
         self._journeys: dict[str, Journey] = {}
         self._outbox = _Outbox()
         self._commands: deque[_Command] = deque()
@@ -197,6 +200,7 @@ class EngineLoop:
     def _run(self) -> None:
         last_words: Exception = EngineDead()
         try:
+            self._prepare_thread()
             while not self._stopping:
                 self._wait_for_work()
                 self._turn()
