@@ -23,7 +23,7 @@ from sqlalchemy import URL, Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from tenancy.db import make_engine, parse_url
+from tenancy.db import make_engine, parse_url, reason
 from tenancy.errors import StoreUnavailableError, TenancyError
 
 LOCK_WAIT_S = 60
@@ -130,7 +130,7 @@ async def _connected(url: URL, work: Callable[[Connection], _T]) -> _T:
         async with _connection(engine.connect()) as connection:
             return await connection.run_sync(work)
     except SQLAlchemyError as error:
-        raise MigrationError(f"the database refused: {_first_line(error)}") from error
+        raise MigrationError(f"the database refused: {reason(error)}") from error
     finally:
         await engine.dispose()  # closing the session gives the advisory lock back
 
@@ -140,15 +140,11 @@ async def _connection(connecting: AsyncConnection) -> AsyncIterator[AsyncConnect
     try:
         connection = await connecting.start()
     except (SQLAlchemyError, OSError) as error:
-        raise StoreUnavailableError("the database does not answer") from error
+        raise StoreUnavailableError(f"the database does not answer: {reason(error)}") from error
     try:
         yield connection
     finally:
         await connection.close()
-
-
-def _first_line(error: Exception) -> str:
-    return str(getattr(error, "orig", error)).splitlines()[0]
 
 
 @asynccontextmanager

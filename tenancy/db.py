@@ -4,6 +4,7 @@ SQLite runs in WAL mode with foreign keys on; a writer takes the write lock when
 a reader that turns writer half-way can fail at once instead of waiting.
 """
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -83,6 +84,12 @@ def _sqlite_engine(url: URL) -> AsyncEngine:
     return engine
 
 
+def reason(error: Exception) -> str:
+    """The driver's own words in one line, for an administrator; they hold no password."""
+    lines = str(getattr(error, "orig", None) or error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def _is_schema_missing(error: DBAPIError) -> bool:
     is_sqlite = isinstance(error, OperationalError) and "no such table" in str(error.orig)
     return is_sqlite or getattr(error.orig, "sqlstate", None) == "42P01"
@@ -94,7 +101,7 @@ def _connecting() -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, OSError) as error:
-        raise StoreUnavailableError("the database does not answer") from error
+        raise StoreUnavailableError(f"the database does not answer: {reason(error)}") from error
 
 
 @contextmanager
@@ -106,7 +113,7 @@ def _working() -> Iterator[None]:
             raise SchemaMissingError from error
         if isinstance(error, ProgrammingError):
             raise
-        raise StoreUnavailableError("the database failed") from error
+        raise StoreUnavailableError(f"the database failed: {reason(error)}") from error
     except DBAPIError as error:
         if not error.connection_invalidated:
             raise
@@ -119,15 +126,17 @@ class Database:
     """The SQL `Store`. Owns its connections until `dispose`."""
 
     def __init__(self, url: str) -> None:
-        self._engine = make_engine(parse_url(url))
+        parsed = parse_url(url)
+        is_sqlite = parsed.get_backend_name() == "sqlite"
+        self._file = parsed.database if is_sqlite else None
+        self._engine = make_engine(parsed)
         self._readers = self._engine.execution_options(sqlite_begin="DEFERRED")
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[SqlRepositories]:
         """Commits on a clean exit, else takes everything back."""
         async with AsyncSession(self._engine, expire_on_commit=False) as session:
-            with _connecting():
-                await session.connection()
+            await self._connect(session)
             with _working():
                 yield SqlRepositories(session)
                 await session.commit()
@@ -136,10 +145,19 @@ class Database:
     async def reading(self) -> AsyncIterator[SqlRepositories]:
         """For reads only: what is written inside is not kept."""
         async with AsyncSession(self._readers, expire_on_commit=False) as session:
-            with _connecting():
-                await session.connection()
+            await self._connect(session)
             with _working():
                 yield SqlRepositories(session)
+
+    async def _connect(self, session: AsyncSession) -> None:
+        """Begin. Only migrations make the file: SQLite would make an empty one for a wrong path."""
+        if self._file is not None:
+            if not os.path.exists(self._file):  # noqa: ASYNC240, PTH110 - one stat
+                raise SchemaMissingError
+            if not os.access(self._file, os.R_OK | os.W_OK):
+                raise StoreUnavailableError(f"{self._file}: no permission to read and write")
+        with _connecting():
+            await session.connection()
 
     async def dispose(self) -> None:
         """Close every connection."""
