@@ -35,13 +35,13 @@ class Distribution:
 
 @dataclass(frozen=True)
 class ReceivedSpan:
-    """A span as it arrived; ids are lower-case hex, `parent_id` is empty for a root."""
+    """A span as it arrived; ids are lower-case hex, `parent_span_id` is empty for a root."""
 
     service: str
     name: str
     trace_id: str
     span_id: str
-    parent_id: str
+    parent_span_id: str
     attributes: dict[str, object]
     start_ns: int
     end_ns: int
@@ -101,6 +101,14 @@ class OtlpReceiver:
             if (metric, series_labels) == (name, wanted) and service in {None, sender}:
                 return point.total if isinstance(point, Distribution) else point
         return None
+
+    def total(self, name: str) -> float:
+        """The newest numbers of one metric summed over its series and services; 0 before any."""
+        return sum(
+            point.total if isinstance(point, Distribution) else point
+            for (_, metric, _), point in self.metrics().items()
+            if metric == name
+        )
 
     def spans(self) -> list[ReceivedSpan]:
         """Every span received so far, in order of arrival."""
@@ -166,7 +174,7 @@ class OtlpReceiver:
                         name=span.name,
                         trace_id=span.trace_id.hex(),
                         span_id=span.span_id.hex(),
-                        parent_id=span.parent_span_id.hex(),
+                        parent_span_id=span.parent_span_id.hex(),
                         attributes=_attributes(span.attributes),
                         start_ns=span.start_time_unix_nano,
                         end_ns=span.end_time_unix_nano,

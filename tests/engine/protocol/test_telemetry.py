@@ -129,6 +129,7 @@ def test_metrics_are_exported_while_running(collector):
     counter.inc()
     collector.wait_for(lambda c: c.value("late_total", service="evenhand-test") == 2)
     assert collector.value("late_total", service="elsewhere") is None
+    assert collector.total("late_total") == 2
     running.shutdown()
 
 
@@ -203,9 +204,9 @@ def test_one_trace_spans_two_processes(collector):
     spans = {span.name: span for span in collector.spans()}
     assert len({span.trace_id for span in spans.values()}) == 1
     assert spans["engine"].service == "evenhand-engine"
-    assert spans["engine"].parent_id == spans["chat m"].span_id
-    assert spans["chat m"].parent_id == spans["POST /v1/chat/completions"].span_id
-    assert spans["POST /v1/chat/completions"].parent_id == ""
+    assert spans["engine"].parent_span_id == spans["chat m"].span_id
+    assert spans["chat m"].parent_span_id == spans["POST /v1/chat/completions"].span_id
+    assert spans["POST /v1/chat/completions"].parent_span_id == ""
 
 
 def test_without_otlp_ids_still_travel():
