@@ -1,0 +1,80 @@
+"""`evenhand engine`: one engine alone, on a unix socket or a TCP address."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from gateway.cli.admin.session import fail
+
+
+def engine(
+    *,
+    model: Annotated[
+        str,
+        typer.Option(help="A pulled name, a GGUF file, or a folder with safetensors."),
+    ] = "smollm2-135m",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65_535)] = 8100,
+    uds: Annotated[
+        Path | None, typer.Option(help="Listen on this unix socket (0600) instead.")
+    ] = None,
+    device: Annotated[Literal["cpu"], typer.Option(help="Where to run the model.")] = "cpu",
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(envvar="EVENHAND_DATA_DIR", help="Where pulled models are."),
+    ] = None,
+    stop_with_stdin: Annotated[
+        bool, typer.Option(hidden=True, help="Exit when standard input ends: the parent is gone.")
+    ] = False,
+) -> None:
+    """Serve one model to a gateway. Sizes come from EVENHAND_ENGINE__* (docs/operations.md)."""
+    from pydantic import ValidationError
+
+    from engine.model import store
+    from engine.model.download import ModelUnavailableError
+    from engine.protocol.telemetry import TelemetryError
+    from engine.protocol.text.errors import ModelFileError
+    from engine.server.listen import ListenError, TcpAddress, UnixAddress
+    from engine.settings import load_engine_settings
+
+    del device  # the CPU is the only one this build serves; the option refuses any other
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s"
+    )
+    if stop_with_stdin:
+        threading.Thread(target=_stop_with_stdin, name="parent-watch", daemon=True).start()
+    address = UnixAddress(uds) if uds is not None else TcpAddress(host, port)
+    try:
+        settings = load_engine_settings()
+        source = store.resolve(model, data_dir)
+        # torch loads here, after everything that can be wrong without it.
+        from engine.server.main import run
+
+        run(settings, source, address, on_ready=lambda where: typer.echo(f"ready: {where}"))
+    except ValidationError as error:
+        fail("; ".join(_setting(problem["loc"], problem["msg"]) for problem in error.errors()))
+    except (
+        ListenError,
+        ModelUnavailableError,
+        ModelFileError,
+        TelemetryError,
+        ValueError,
+    ) as error:
+        fail(str(error))
+
+
+def _setting(location: tuple[int | str, ...], message: str) -> str:
+    name = "__".join(str(part).upper() for part in location)
+    return f"EVENHAND_{name}: {message}"
+
+
+def _stop_with_stdin() -> None:
+    """The parent holds the other end and never writes: an end of file means it is gone."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
