@@ -161,7 +161,7 @@ def _count_of_choices(value: Any, path: str) -> int:
 _STOP_STRING: Final = text(MAX_STOP_BYTES, empty=False)
 _STOP_STRINGS: Final = array(_STOP_STRING, MAX_STOP_STRINGS)
 _TOKEN_ID: Final = integer(0, MAX_TOKEN_ID)
-_TOKEN_IDS: Final = array(_TOKEN_ID, _MAX_ITEMS, empty=False)
+_EACH_TOKEN_ID: Final = array(_TOKEN_ID, _MAX_ITEMS, empty=False)
 
 
 def _stop(value: Any, path: str) -> tuple[str, ...]:
@@ -173,6 +173,14 @@ def _stop(value: Any, path: str) -> tuple[str, ...]:
     return stop
 
 
+def _token_ids(value: list[Any], path: str) -> tuple[int, ...]:
+    """Whole prompts pass at C speed; the slow check is for naming the item that is wrong."""
+    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
+        return tuple(value)
+    token_ids: tuple[int, ...] = _EACH_TOKEN_ID(value, path)
+    return token_ids
+
+
 def _prompt(value: Any, path: str) -> str | tuple[int, ...]:
     """One prompt: text, token ids, or a list of just one of these."""
     if isinstance(value, str):
@@ -180,13 +188,12 @@ def _prompt(value: Any, path: str) -> str | tuple[int, ...]:
     if not isinstance(value, list):
         raise invalid_type(path, "a string or an array of token ids", value)
     if not value or not isinstance(value[0], str | list):
-        token_ids: tuple[int, ...] = _TOKEN_IDS(value, path)
-        return token_ids
+        return _token_ids(value, path)
     if len(value) > 1:
         raise unsupported(path, "more than one prompt")
     if isinstance(value[0], str):
         return value[0]
-    return tuple(_TOKEN_IDS(value[0], f"{path}[0]"))
+    return _token_ids(value[0], f"{path}[0]")
 
 
 def _cache_salt(value: Any, path: str) -> str:

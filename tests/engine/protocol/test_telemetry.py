@@ -1,6 +1,7 @@
 """`/metrics` and OTLP show the same plain numbers; a dead collector costs only counted drops."""
 
 import re
+import socket
 import threading
 
 import pytest
@@ -258,6 +259,17 @@ def test_shutdown_with_no_collector_returns_and_raises_nothing(monkeypatch):
     running.tracer.start_span("x").end()
     running.shutdown()
     running.shutdown()
+
+
+def test_shutdown_does_not_wait_for_a_collector_that_never_answers(monkeypatch, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv(
+            "OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}"
+        )
+        running = telemetry.setup("t", Registry(), TelemetrySettings(shutdown_timeout_s=0.2))
+        running.tracer.start_span("x").end()
+        running.shutdown()
+    assert "telemetry was not flushed" in caplog.text
 
 
 class _StuckExporter(SpanExporter):
