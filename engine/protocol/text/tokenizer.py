@@ -66,13 +66,13 @@ class TextTokenizer:
         return any(control for control, _, _ in self._split(text)) or any(self._loose_ends(text))
 
     def mark(self, text: str, marker: str) -> str:
-        """`text` with `marker` inside every control token and at every edge that might join one.
+        """`text` with `marker` in and around every control token and at edges that might join one.
 
         No mark touches leading or trailing whitespace: templates trim.
         """
         head, tail = self._loose_ends(text)
         parts = [
-            text[start:end] if control is None else marker.join(text[start:end])
+            text[start:end] if control is None else _pull_apart(text[start:end], marker)
             for control, start, end in self._split(text)
         ]
         marked = "".join(parts)
@@ -160,6 +160,12 @@ def unused_character(texts: Sequence[str]) -> str:
 def by_text(tokens: Mapping[str, int], names: Sequence[str]) -> frozenset[int]:
     """The ids of those `names` that are tokens."""
     return frozenset(tokens[name] for name in names if name in tokens)
+
+
+def _pull_apart(found: str, marker: str) -> str:
+    """A marker on both sides of each character, but not outside the whitespace around them."""
+    core = found.strip()
+    return found.replace(core, f"{marker}{marker.join(core)}{marker}", 1) if core else found
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
