@@ -26,13 +26,13 @@ from engine.protocol.checks import (
     unsupported,
     visible_ascii,
 )
+from engine.protocol.messages import read_message
 from engine.protocol.namespace import is_namespace
 from engine.protocol.requests import (
     CacheChoice,
     ChatRequest,
     CompletionRequest,
     EngineFields,
-    Message,
     Sampling,
     StreamOptions,
     TokenizeRequest,
@@ -212,81 +212,6 @@ def _metadata(value: Any, path: str) -> dict[str, Any]:
     return members
 
 
-# --- messages ----------------------------------------------------------------------------------
-
-_ROLES: Final = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-}
-_TOOL_ROLES: Final = frozenset({"tool", "function"})
-_OTHER_PARTS: Final = frozenset(
-    {"image_url", "input_audio", "video_url", "audio_url", "file", "refusal"}
-)
-
-
-def _role(value: Any, path: str) -> str:
-    role: str = expect(value, path, str, "a string")
-    if role in _TOOL_ROLES:
-        raise unsupported(path, "a tool's message")
-    if role not in _ROLES:
-        raise invalid_value(path, "it must be 'system', 'developer', 'user' or 'assistant'")
-    return _ROLES[role]
-
-
-def _part_type(value: Any, path: str) -> str:
-    kind: str = expect(value, path, str, "a string")
-    if kind in _OTHER_PARTS:
-        raise unsupported(path, "content other than text")
-    if kind != "text":
-        raise invalid_value(path, "it must be 'text'")
-    return kind
-
-
-def _part(value: Any, path: str) -> str:
-    """The part's type is read first, so that an image is refused as what it is."""
-    part = expect(value, path, dict, "an object")
-    if part.get("type") is not None:
-        _part_type(part["type"], f"{path}.type")
-    joined: str = read_object(part, path, _TEXT_PART)["text"]
-    return joined
-
-
-_PARTS: Final = array(_part, _MAX_ITEMS, empty=False)
-
-
-def _content(value: Any, path: str) -> str:
-    """Text, or text parts joined by line feeds, as vLLM joins them for the same templates."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise invalid_type(path, "a string or an array of content parts", value)
-    return "\n".join(_PARTS(value, path))
-
-
-def _message(value: Any, path: str) -> Message:
-    members = read_object(value, path, _MESSAGE)
-    return Message(role=members["role"], content=members["content"], name=members.get("name"))
-
-
-_TEXT_PART: Final[Table] = {
-    "type": Field(_part_type, required=True),
-    "text": Field(text(), required=True),
-    "prompt_cache_breakpoint": Field(json_object),
-}
-_MESSAGE: Final[Table] = {
-    "role": Field(_role, required=True),
-    "tool_calls": Field(only()),
-    "function_call": Field(only()),
-    "tool_call_id": Field(only()),
-    "audio": Field(only()),
-    "refusal": Field(only()),
-    "annotations": Field(only([])),  # our own answers may be sent back as they were dumped
-    "content": Field(_content, required=True),
-    "name": Field(text(MAX_STOP_BYTES)),
-}
-
 # --- tables ------------------------------------------------------------------------------------
 
 _PUBLIC_STREAM_OPTIONS: Final[Table] = {
@@ -337,7 +262,7 @@ _DEFAULT_ONLY: Final[Table] = {
     "logit_bias": Field(only({})),
 }
 _CHAT_ONLY: Final[Table] = {
-    "messages": Field(array(_message, _MAX_ITEMS, empty=False), required=True),
+    "messages": Field(array(read_message, _MAX_ITEMS, empty=False), required=True),
     "max_completion_tokens": Field(integer(1, _MAX_COUNT)),
     "logprobs": Field(only(False)),
     "top_logprobs": Field(only(0)),
@@ -414,7 +339,7 @@ _ENGINE_COMPLETION_DEFAULT_ONLY: Final[Table] = {
 _TOKENIZE: Final[Table] = {
     "model": _ACTED_ON["model"],
     "prompt": Field(text()),
-    "messages": Field(array(_message, _MAX_ITEMS, empty=False)),
+    "messages": Field(array(read_message, _MAX_ITEMS, empty=False)),
     "add_generation_prompt": Field(only(True)),
     "add_special_tokens": Field(only(True)),
 }
