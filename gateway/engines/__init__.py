@@ -1,0 +1,1 @@
+"""Engines as the gateway sees them: the port, its HTTP client, and the watch over replicas."""

@@ -1,0 +1,1 @@
+"""Where the gateway's shared state comes from: the tenancy database."""

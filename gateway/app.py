@@ -1,0 +1,233 @@
+"""One gateway process from start to a clean exit: listeners, signals, drain.
+
+SIGINT or SIGTERM: admit nothing more, let what runs finish until the drain deadline, settle, write
+the usage rows, close, return. A second signal cuts at once.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from gateway.guard import App, EdgeLimits, guarded_protocol
+from gateway.settings import Settings
+from gateway.telemetry import configure_logging
+from gateway.wiring import Gateway, create_app
+
+__all__ = ["CannotListen", "Endpoints", "Gateway", "create_app", "run", "run_forever"]
+
+BACKLOG = 2048
+CLOSE_DEADLINE_S = 5
+
+
+class CannotListen(Exception):  # noqa: N818 - reads as what happened
+    """An address cannot be bound; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a gateway answers."""
+
+    url: str
+    admin_url: str
+    admin_socket: Path
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: this process decides when to stop."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run_forever(settings: Settings, **parts: Any) -> None:
+    """`run` on a uvloop event loop of its own."""
+    uvloop.run(run(settings, **parts))
+
+
+async def run(
+    settings: Settings,
+    *,
+    on_ready: Callable[[Endpoints], None] = lambda _endpoints: None,
+    stop: asyncio.Event | None = None,
+    **parts: Any,
+) -> None:
+    """Serve until a signal (or `stop`) and return after the drain; `parts` go to `create_app`.
+
+    `on_ready` is called once all listeners answer. Raises CannotListen and what `create_app` does.
+    """
+    configure_logging(settings.log_format)
+    with contextlib.ExitStack() as sockets:
+        public = sockets.enter_context(_tcp(settings.gateway.host, settings.gateway.port))
+        admin = sockets.enter_context(
+            _tcp(settings.gateway.admin_host, settings.gateway.admin_port)
+        )
+        local = sockets.enter_context(_unix(settings.admin_socket))
+        gateway = create_app(settings, **parts)
+        try:
+            await gateway.prime()
+            listeners = _listeners(gateway, settings, public, admin, local)
+            endpoints = Endpoints(
+                url=f"{_url(public)}/v1", admin_url=_url(admin), admin_socket=settings.admin_socket
+            )
+            await _serve(gateway, settings, listeners, lambda: on_ready(endpoints), stop)
+        finally:
+            await gateway.close()
+
+
+def _listeners(
+    gateway: Gateway,
+    settings: Settings,
+    public: socket.socket,
+    admin: socket.socket,
+    local: socket.socket,
+) -> list[tuple[_Server, socket.socket]]:
+    keep_alive_s = settings.gateway.keep_alive_s
+    refused = gateway.service.metrics.refused_by_protocol
+    return [
+        (_server(gateway.public, gateway.limits, keep_alive_s, refused), public),
+        (_server(gateway.admin, gateway.limits, keep_alive_s), admin),
+        (_server(gateway.socket, gateway.limits, keep_alive_s), local),
+    ]
+
+
+async def _serve(
+    gateway: Gateway,
+    settings: Settings,
+    listeners: list[tuple[_Server, socket.socket]],
+    ready: Callable[[], None],
+    stop: asyncio.Event | None,
+) -> None:
+    stopping, hurry = stop or asyncio.Event(), asyncio.Event()
+    background = gateway.background()
+    serving = [asyncio.create_task(server.serve(sockets=[bound])) for server, bound in listeners]
+    waiting = asyncio.create_task(stopping.wait())
+    try:
+        with _signals(stopping, hurry) if stop is None else contextlib.nullcontext():
+            await asyncio.gather(*(server.listening.wait() for server, _ in listeners))
+            ready()
+            await asyncio.wait(
+                [waiting, *background, *serving], return_when=asyncio.FIRST_COMPLETED
+            )
+            await gateway.drain(settings.gateway.drain_s, hurry)
+            for server, _ in listeners:
+                server.should_exit = True
+            await asyncio.gather(*serving)
+    finally:
+        failed = [task for task in background if task.done() and not task.cancelled()]
+        for task in (waiting, *background):
+            task.cancel()
+        await asyncio.gather(waiting, *background, return_exceptions=True)
+    for task in failed:
+        task.result()  # a part that ended by itself did so with an error
+
+
+@contextlib.contextmanager
+def _signals(stopping: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (hurry if stopping.is_set() else stopping).set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def _server(
+    app: App,
+    limits: EdgeLimits,
+    keep_alive_s: int,
+    on_refused: Callable[[int], None] = lambda _status: None,
+) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=guarded_protocol(limits, on_refused),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=keep_alive_s,
+            timeout_graceful_shutdown=CLOSE_DEADLINE_S,
+            backlog=BACKLOG,
+        )
+    )
+
+
+@contextlib.contextmanager
+def _tcp(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    with bound:
+        yield bound
+
+
+@contextlib.contextmanager
+def _unix(path: Path) -> Iterator[socket.socket]:
+    """A socket of mode 0600 from its first moment; a dead gateway's is replaced."""
+    _remove_dead(path)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        bound.bind(str(path))
+    except OSError as error:
+        bound.close()
+        raise CannotListen(f"cannot listen on {path}: {error.strerror}") from error
+    finally:
+        os.umask(mask)
+    try:
+        with bound:
+            yield bound
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _remove_dead(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except FileNotFoundError:
+            return
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise CannotListen(f"cannot listen on {path}: {error.strerror}") from error
+    raise CannotListen(f"another gateway listens on {path}")
+
+
+def _url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

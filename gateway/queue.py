@@ -1,0 +1,347 @@
+"""The shell round one pool's `Dispatcher`: it alone feeds it events, on the event loop.
+
+Every request in the pool is a `Ticket`, owned by its handler until `close`. Effects wake handlers:
+a grant resolves the ticket's future, an expiry fails it. Emitted tokens are charged in batches of
+`flush_interval_s`; what is left is charged by `Finished`, before the credit returns.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from uuid import UUID
+
+from engine.protocol.errors import InvalidRequest
+from fairness.dispatcher import Dispatcher
+from fairness.events import (
+    Cancelled,
+    Corrected,
+    Effect,
+    Emitted,
+    Enqueued,
+    Expired,
+    Finished,
+    Forgotten,
+    Granted,
+    Input,
+    Lifted,
+    NotStarted,
+    Refused,
+    ReplicaDrained,
+    ReplicaLost,
+    ReplicaUp,
+    Requeued,
+    TenantChanged,
+    Ticked,
+)
+from fairness.metrics import PoolSnapshot
+from fairness.types import RefusalReason, ReplicaCapacity, ReplicaId, TenantTerms
+from gateway.errors import GatewayError, NoHealthyUpstream, QueueTimeout
+
+TICK_S = 0.25
+RETRY_AFTER_S = 5.0
+
+
+class Phase(Enum):
+    """Where a request is between its reservation and its settlement."""
+
+    WAITING = "queued"
+    GRANTED = "before_first_byte"
+    BEGUN = "streaming"
+    OVER = "over"
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One request in the pool. Only `PoolQueue` changes `phase`, `replica` and `granted`.
+
+    Its handler sets `sent` when the engine may have the request, and `lost`, which is called when
+    the replica is given up.
+    """
+
+    request_id: str
+    tenant_id: UUID
+    terms: TenantTerms
+    prompt_tokens: int
+    max_output_tokens: int
+    affinity: int
+    prompt_param: str
+    enqueued_at: float
+    granted: asyncio.Future[ReplicaId]
+    phase: Phase = Phase.WAITING
+    replica: ReplicaId | None = None
+    lost: Callable[[], None] | None = None
+    output_tokens: int = 0
+    sent: bool = False
+    granted_at: float | None = None
+
+
+class PoolQueue:
+    """All requests of one pool; made and used on one event loop.
+
+    `on_granted` and `on_waited` (how a wait ended, and its seconds) must not call back.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        dispatcher: Dispatcher,
+        *,
+        flush_interval_s: float,
+        on_granted: Callable[[str], None] = lambda _request: None,
+        on_waited: Callable[[str, float], None] = lambda _outcome, _seconds: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pool = pool
+        self._dispatcher = dispatcher
+        self._flush_interval_s = flush_interval_s
+        self._on_granted = on_granted
+        self._on_waited = on_waited
+        self._clock = clock
+        self._tickets: dict[str, Ticket] = {}
+        self._dirty: set[Ticket] = set()
+        self._flush: asyncio.TimerHandle | None = None
+        self._replicas: dict[ReplicaId, ReplicaCapacity] = {}
+        self._forgotten_milli: dict[str, int] = {}
+        self._service_milli: dict[str, int] = {}
+
+    # --- a request's life --------------------------------------------------------------------
+
+    def enqueue(self, ticket: Ticket) -> None:
+        """Put a request in its tenant's queue; it may be granted before this returns."""
+        ticket.enqueued_at = self._clock()
+        self._tickets[ticket.request_id] = ticket
+        self._apply(
+            Enqueued(
+                now=ticket.enqueued_at,
+                request=ticket.request_id,
+                tenant=str(ticket.tenant_id),
+                terms=ticket.terms,
+                prompt_tokens=ticket.prompt_tokens,
+                max_output_tokens=ticket.max_output_tokens,
+                affinity=ticket.affinity,
+            )
+        )
+
+    def ticket(
+        self,
+        request_id: str,
+        tenant_id: UUID,
+        terms: TenantTerms,
+        *,
+        prompt_tokens: int,
+        max_output_tokens: int,
+        affinity: int,
+        prompt_param: str,
+    ) -> Ticket:
+        """A ticket for `enqueue`, stamped with the queue's clock."""
+        return Ticket(
+            request_id=request_id,
+            tenant_id=tenant_id,
+            terms=terms,
+            prompt_tokens=prompt_tokens,
+            max_output_tokens=max_output_tokens,
+            affinity=affinity,
+            prompt_param=prompt_param,
+            enqueued_at=self._clock(),
+            granted=asyncio.get_running_loop().create_future(),
+        )
+
+    def begun(self, ticket: Ticket, cached_tokens: int | None) -> None:
+        """The engine admitted the request and said how much of the prompt it had."""
+        if ticket.phase is not Phase.GRANTED:
+            return
+        ticket.phase = Phase.BEGUN
+        self._apply(
+            Corrected(self._clock(), ticket.request_id, ticket.prompt_tokens, cached_tokens or 0)
+        )
+
+    def emitted(self, ticket: Ticket, output_tokens: int) -> None:
+        """The engine's count so far; charged with the next flush."""
+        if output_tokens <= ticket.output_tokens:
+            return
+        ticket.output_tokens = output_tokens
+        self._dirty.add(ticket)
+        if self._flush is None:
+            loop = asyncio.get_running_loop()
+            self._flush = loop.call_later(self._flush_interval_s, self._flush_emitted)
+
+    def requeue(self, ticket: Ticket) -> None:
+        """A granted request that no engine began goes back to the head of its queue."""
+        if ticket.phase is Phase.GRANTED:
+            self._wait_again(ticket)
+            self._apply(Requeued(self._clock(), ticket.request_id))
+
+    def close(self, ticket: Ticket) -> None:
+        """The request is over, however it ended; idempotent. Its credit returns here."""
+        phase, ticket.phase = ticket.phase, Phase.OVER
+        if phase is Phase.OVER:
+            return
+        now = self._clock()
+        self._tickets.pop(ticket.request_id, None)
+        self._dirty.discard(ticket)
+        if not ticket.granted.done():
+            ticket.granted.cancel()
+        if phase is Phase.WAITING:
+            self._on_waited("cancelled", now - ticket.enqueued_at)
+            self._apply(Cancelled(now, ticket.request_id))
+        elif phase is Phase.GRANTED and not ticket.sent:
+            self._apply(NotStarted(now, ticket.request_id))
+        else:
+            self._apply(Finished(now, ticket.request_id, ticket.output_tokens))
+
+    # --- the pool's own events ---------------------------------------------------------------
+
+    def replica_up(self, replica: ReplicaId, capacity: ReplicaCapacity) -> None:
+        """A replica answers; nothing happens when its capacity is what we knew."""
+        if self._replicas.get(replica) != capacity:
+            self._replicas[replica] = capacity
+            self._apply(ReplicaUp(self._clock(), replica, capacity))
+
+    def replica_lost(self, replica: ReplicaId) -> None:
+        """Unstarted requests wait again under their charge; begun ones are interrupted."""
+        if self._replicas.pop(replica, None) is None:
+            return
+        there = [t for t in self._tickets.values() if t.replica == replica]
+        tell = [t.lost for t in there if t.lost is not None]
+        now = self._clock()
+        # No grant may go there while its begun requests, which will not be retried, are ended.
+        self._apply(ReplicaDrained(now, replica))
+        for ticket in there:
+            if ticket.phase is Phase.BEGUN:
+                self._apply(Finished(now, ticket.request_id, ticket.output_tokens))
+            elif ticket.phase is Phase.GRANTED:
+                self._wait_again(ticket)
+        self._apply(ReplicaLost(now, replica))
+        for lost in tell:
+            lost()
+
+    def tenant_changed(self, tenant_id: UUID, terms: TenantTerms) -> None:
+        """New weight or limits, also for what already waits."""
+        self._apply(TenantChanged(self._clock(), str(tenant_id), terms))
+
+    def tick(self) -> None:
+        """Time passed: expire what waited too long."""
+        self._apply(Ticked(self._clock()))
+
+    async def run(self) -> None:
+        """Tick for ever."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tick()
+
+    # --- what others may ask -----------------------------------------------------------------
+
+    def snapshot(self) -> PoolSnapshot:
+        """The dispatcher's own view, for metrics and administration."""
+        return self._dispatcher.snapshot()
+
+    def service_by_tenant(self) -> Iterator[tuple[str, float]]:
+        """Service units per tenant since the start; a refund never makes a figure fall."""
+        current = dict(self._forgotten_milli)
+        for tenant in self.snapshot().tenants:
+            current[tenant.tenant] = current.get(tenant.tenant, 0) + tenant.service_milli
+        for name, milli in current.items():
+            self._service_milli[name] = max(milli, self._service_milli.get(name, 0))
+        for name, milli in self._service_milli.items():
+            yield name, milli / 1_000
+
+    @property
+    def replicas(self) -> dict[ReplicaId, ReplicaCapacity]:
+        """Replicas that answer now."""
+        return self._replicas
+
+    def active_tenants(self) -> set[UUID]:
+        """Tenants with a request in the pool."""
+        return {ticket.tenant_id for ticket in self._tickets.values()}
+
+    def fits_some_replica(self, tokens: int) -> bool:
+        """Whether an empty replica could hold a sequence of `tokens`; True while none is known."""
+        if not self._replicas:
+            return True
+        return any(_blocks(tokens, c) <= c.kv_tokens for c in self._replicas.values())
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _apply(self, event: Input) -> None:
+        self._handle(self._dispatcher.apply(event))
+
+    def _handle(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Granted(request=request, replica=replica, now=now):
+                    self._granted(self._tickets[request], replica, now)
+                case Expired(request=request, replicas_up=replicas_up):
+                    self._fail(self._tickets[request], _expiry(replicas_up), "expired")
+                case Refused(request=request, reason=reason):
+                    ticket = self._tickets[request]
+                    self._fail(ticket, _never_fits(ticket, reason), "refused")
+                case Forgotten(tenant=tenant, service_milli=service):
+                    known = self._forgotten_milli.get(tenant, 0)
+                    self._forgotten_milli[tenant] = known + service
+                case Lifted():
+                    pass  # shown by the counters themselves
+
+    def _granted(self, ticket: Ticket, replica: ReplicaId, now: float) -> None:
+        ticket.phase = Phase.GRANTED
+        ticket.replica = replica
+        ticket.sent = False
+        if ticket.granted_at is None:
+            ticket.granted_at = now
+            self._on_waited("granted", now - ticket.enqueued_at)
+        self._on_granted(ticket.request_id)
+        ticket.granted.set_result(replica)
+
+    def _fail(self, ticket: Ticket, error: GatewayError | InvalidRequest, outcome: str) -> None:
+        """The dispatcher has already let go of the request."""
+        ticket.phase = Phase.OVER
+        self._tickets.pop(ticket.request_id, None)
+        self._on_waited(outcome, self._clock() - ticket.enqueued_at)
+        ticket.granted.set_exception(error)
+
+    @staticmethod
+    def _wait_again(ticket: Ticket) -> None:
+        ticket.phase = Phase.WAITING
+        ticket.replica = None
+        ticket.lost = None
+        ticket.granted = ticket.granted.get_loop().create_future()
+
+    def _flush_emitted(self) -> None:
+        self._flush = None
+        dirty, self._dirty = self._dirty, set()
+        now = self._clock()
+        for ticket in sorted(dirty, key=lambda t: t.request_id):
+            self._apply(Emitted(now, ticket.request_id, ticket.output_tokens))
+
+
+def _blocks(tokens: int, capacity: ReplicaCapacity) -> int:
+    """Tokens rounded up to whole blocks, as the engine holds them."""
+    return -(-tokens // capacity.block_size) * capacity.block_size
+
+
+def _expiry(replicas_up: int) -> GatewayError:
+    if replicas_up:
+        return QueueTimeout(
+            "The request waited too long for a free place. Please retry later.",
+            retry_after_s=RETRY_AFTER_S,
+        )
+    return NoHealthyUpstream(
+        "No server for this model is available right now.", retry_after_s=RETRY_AFTER_S
+    )
+
+
+def _never_fits(ticket: Ticket, reason: RefusalReason) -> InvalidRequest:
+    """Limits may shrink, and replicas leave, while a request waits."""
+    match reason:
+        case RefusalReason.NO_REPLICA_FITS:
+            words = "more than this model's servers can hold"
+        case RefusalReason.PROMPT_LIMIT:
+            words = "more than the limit in force now"
+        case RefusalReason.OUTPUT_LIMIT | RefusalReason.CONCURRENCY:
+            words = "and a limit in force now refuses the request"
+    return InvalidRequest(
+        f"The prompt has {ticket.prompt_tokens} tokens, {words}.",
+        param=ticket.prompt_param,
+        code="context_length_exceeded",
+    )

@@ -1,0 +1,361 @@
+"""`POST /v1/chat/completions` and `/v1/completions`: the ten hops of one request, in order.
+
+Raw ASGI: the disconnect of a client must reach whatever the request waits for, and a framework's
+request object would hide it. Response headers are held until the engine has begun, so that every
+refusal keeps its own status.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from engine.protocol import shapes, sse
+from engine.protocol.errors import InvalidRequest
+from gateway.admission import Admitted, Quotas, Route, Tokenizers, admit
+from gateway.auth import Authenticator
+from gateway.engines.port import EngineEvent
+from gateway.engines.request import CacheIdentity
+from gateway.errors import (
+    Answer,
+    GatewayError,
+    Headers,
+    LimitExceeded,
+    NoHealthyUpstream,
+    Overloaded,
+    QueueTimeout,
+    ShuttingDown,
+    UpstreamTimeout,
+    answer,
+    body_of,
+)
+from gateway.guard import (
+    ClientGone,
+    Receive,
+    RequestRecord,
+    Scope,
+    Send,
+    read_body,
+    respond,
+)
+from gateway.interrupt import ClientWatch
+from gateway.metering import Exchange, Meter, Outcome
+from gateway.pool import Pool
+from gateway.routes.dialects import Dialect
+from gateway.streaming import Relay
+from gateway.telemetry import GatewayMetrics, RequestTrace
+from tenancy.entities import TenantContext
+
+JSON: Final = [(b"content-type", b"application/json")]
+SSE_HEADERS: Final = [
+    (b"content-type", sse.CONTENT_TYPE.encode()),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+# Leading tokens that decide a request's affinity: as many as make a cached prefix worth a journey.
+AFFINITY_TOKENS: Final = 64
+
+
+@dataclass(slots=True)
+class Service:
+    """What every inference request needs; made once by the composition root."""
+
+    auth: Authenticator
+    tokenizers: Tokenizers
+    quotas: Quotas
+    pools: dict[str, Pool]
+    meter: Meter
+    metrics: GatewayMetrics
+    start_trace: Callable[[str, list[tuple[bytes, bytes]]], RequestTrace]
+    cache_identity: Callable[[TenantContext, Admitted, str], CacheIdentity]
+    router_key: bytes
+    max_body_bytes: int
+    active: "ActiveRequests"
+
+
+class ActiveRequests:
+    """Requests that hold a reservation, and whether new ones may join them."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, ClientWatch] = {}
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._watches)
+
+    def add(self, request_id: str, watch: ClientWatch) -> None:
+        """A request entered its watched scope."""
+        self._watches[request_id] = watch
+
+    def discard(self, request_id: str) -> None:
+        """The request is settled."""
+        self._watches.pop(request_id, None)
+
+    def cut(self) -> None:
+        """End every request now: the drain deadline has passed."""
+        for watch in list(self._watches.values()):
+            watch.fire(ShuttingDown("The server is shutting down.", retry_after_s=1.0))
+
+
+class Inference:
+    """One of the two routes."""
+
+    def __init__(self, service: Service, route: Route, dialect: Dialect) -> None:
+        self._service = service
+        self._route = route
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Raises what `Guard` answers; a stream that began ends here."""
+        record: RequestRecord = scope["state"]["record"]
+        record.route = self._route.name
+        trace = self._service.start_trace(f"POST {self._route.name}", scope["headers"])
+        try:
+            await self._serve(record, trace, scope, receive, send)
+        finally:
+            trace.end(record.status)
+
+    async def _serve(
+        self, record: RequestRecord, trace: RequestTrace, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        service = self._service
+        context = await service.auth.authenticate(scope["headers"])
+        record.tenant = service.metrics.tenant(str(context.tenant_id), context.tenant_slug)
+        self._require_open()
+        body = await read_body(scope, receive, service.max_body_bytes)
+        prepared = await service.tokenizers.prepare(self._route, body)
+        record.model = prepared.model
+        pool = service.pools[prepared.model]
+        admitted = admit(
+            prepared,
+            context,
+            context_length=pool.context_length,
+            prompt_param=self._route.prompt_param,
+            fits=pool.queue.fits_some_replica,
+        )
+        try:
+            service.quotas.reserve(record.request_id, context, admitted)
+        except LimitExceeded as refusal:
+            service.metrics.rejected(refusal.dimension)
+            await respond(send, self._limited(refusal, context))
+            return
+        exchange = self._exchange(record, context, admitted, pool)
+        handler = _Handler(self._service, self._dialect, exchange, pool, trace, record)
+        await handler.run(receive, send)
+
+    def _require_open(self) -> None:
+        if self._service.active.draining:
+            raise ShuttingDown("The server is shutting down.", retry_after_s=1.0)
+        if self._service.meter.full:
+            raise Overloaded("Usage cannot be recorded right now.", retry_after_s=5.0)
+
+    def _limited(self, refusal: LimitExceeded, context: TenantContext) -> Answer:
+        reply = answer(refusal)
+        return Answer(
+            reply.status, reply.body, reply.headers + self._service.quotas.headers(context)
+        )
+
+    def _exchange(
+        self, record: RequestRecord, context: TenantContext, admitted: Admitted, pool: Pool
+    ) -> Exchange:
+        prompt = admitted.prepared.prompt
+        ticket = pool.queue.ticket(
+            record.request_id,
+            context.tenant_id,
+            admitted.terms,
+            prompt_tokens=len(prompt),
+            max_output_tokens=admitted.max_tokens,
+            affinity=_affinity(self._service.router_key, context, prompt),
+            prompt_param=self._route.prompt_param,
+        )
+        return Exchange(
+            request_id=record.request_id,
+            route=self._route.name,
+            operation=self._route.operation,
+            context=context,
+            admitted=admitted,
+            queue=pool.queue,
+            ticket=ticket,
+            started=record.started,
+        )
+
+
+class _Handler:
+    """One reserved request: from its place in the queue to its settlement."""
+
+    def __init__(
+        self,
+        service: Service,
+        dialect: Dialect,
+        exchange: Exchange,
+        pool: Pool,
+        trace: RequestTrace,
+        record: RequestRecord,
+    ) -> None:
+        self._service = service
+        self._dialect = dialect
+        self._exchange = exchange
+        self._pool = pool
+        self._trace = trace
+        self._record = record
+        self._last_token_at: float | None = None
+        prepared = exchange.admitted.prepared
+        self._delivery = prepared.delivery
+        self._head = shapes.Head(
+            dialect.id_prefix + exchange.request_id.removeprefix("req_"),
+            int(time.time()),
+            prepared.model,
+        )
+        self._relay = Relay(
+            exchange,
+            pool.upstreams,
+            service.cache_identity(exchange.context, exchange.admitted, exchange.request_id),
+            on_granted=self._granted,
+            headers=self._upstream_headers,
+        )
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Answer, and settle on every path. Raises what may still be answered by `Guard`."""
+        request_id = self._exchange.request_id
+        outcome = Outcome.ERROR
+        try:
+            async with ClientWatch(receive) as watch:
+                self._service.active.add(request_id, watch)
+                self._trace.enter_queue()
+                self._pool.queue.enqueue(self._exchange.ticket)
+                events = await self._relay.first()
+                await self._answer(send, events)
+        except ClientGone:
+            self._record.disconnected = True
+            outcome = Outcome.CANCELLED
+            await self._relay.abandon()
+        except (GatewayError, InvalidRequest) as error:
+            outcome = _outcome_of(error)
+            await self._relay.abandon()
+            self._settle(outcome)
+            await self._fail(send, error)
+        else:
+            await self._relay.finish()
+        finally:
+            self._settle(outcome)
+            self._service.active.discard(request_id)
+
+    async def _answer(self, send: Send, events: list[EngineEvent]) -> None:
+        self._note(events)
+        if self._delivery.stream:
+            await self._stream(send, events)
+        else:
+            await self._whole(send, events)
+
+    # --- answers -----------------------------------------------------------------------------
+
+    async def _whole(self, send: Send, events: list[EngineEvent]) -> None:
+        texts: list[str] = []
+        while events:
+            texts += [event.text for event in events if event.text]
+            events = await self._next()
+        reason = self._end()
+        usage = self._usage()
+        payload = self._dialect.whole(self._head, "".join(texts), reason, usage)
+        body = orjson.dumps(payload)
+        await respond(send, Answer(200, body, JSON + self._limit_headers()))
+
+    async def _stream(self, send: Send, events: list[EngineEvent]) -> None:
+        pending = None if self._delivery.include_usage else shapes.OMIT
+        headers = SSE_HEADERS + self._limit_headers()
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        opening = self._dialect.opening(self._head, pending)
+        parts = [sse.encode(orjson.dumps(opening))] if opening is not None else []
+        while events:
+            for event in events:
+                parts += [
+                    sse.encode(orjson.dumps(chunk))
+                    for chunk in self._dialect.deltas(
+                        self._head, event.text, event.finish_reason, pending
+                    )
+                ]
+            if parts and self._relay.finish_reason is None:
+                await send(
+                    {"type": "http.response.body", "body": b"".join(parts), "more_body": True}
+                )
+                parts = []
+            events = await self._next()
+        self._end()
+        if self._delivery.include_usage:
+            parts.append(sse.encode(orjson.dumps(self._dialect.closing(self._head, self._usage()))))
+        parts.append(sse.DONE)
+        await send({"type": "http.response.body", "body": b"".join(parts), "more_body": False})
+
+    async def _fail(self, send: Send, error: GatewayError | InvalidRequest) -> None:
+        """An error object as the whole answer, or as a begun stream's last event."""
+        if not self._record.status:
+            raise error
+        await send(
+            {"type": "http.response.body", "body": sse.encode(body_of(error)), "more_body": False}
+        )
+
+    # --- bookkeeping -------------------------------------------------------------------------
+
+    async def _next(self) -> list[EngineEvent]:
+        events = await self._relay.next()
+        self._note(events)
+        return events
+
+    def _note(self, events: list[EngineEvent]) -> None:
+        """Times of the first and of further tokens."""
+        exchange = self._exchange
+        if not any(event.output_tokens for event in events):
+            return
+        now = time.perf_counter()
+        if exchange.first_token_at is None:
+            exchange.first_token_at = now
+            self._service.metrics.first_token(
+                self._record.tenant, self._head.model, exchange.operation, now - exchange.started
+            )
+        elif self._last_token_at is not None:
+            self._service.metrics.between_tokens(self._head.model, now - self._last_token_at)
+        self._last_token_at = now
+
+    def _end(self) -> str:
+        """The engine is done: settle before the client can see the end."""
+        reason = self._relay.finish_reason or "stop"
+        self._settle(Outcome.LENGTH if reason == "length" else Outcome.STOP)
+        return reason
+
+    def _settle(self, outcome: Outcome) -> None:
+        settlement = self._service.meter.settle(self._exchange, outcome)
+        if settlement is not None:
+            self._record.queue_s = settlement.row.queue_s
+            self._record.upstream_s = self._exchange.upstream_s
+            self._trace.settled(settlement)
+
+    def _usage(self) -> shapes.JsonObject:
+        exchange = self._exchange
+        return shapes.usage(exchange.prompt_tokens, exchange.output_tokens, exchange.cached_tokens)
+
+    def _limit_headers(self) -> Headers:
+        return self._service.quotas.headers(self._exchange.context)
+
+    def _granted(self) -> None:
+        self._trace.leave_queue(self._head.model, self._exchange.operation)
+
+    def _upstream_headers(self) -> dict[str, str]:
+        return {"X-Request-Id": self._exchange.request_id, **self._trace.headers()}
+
+
+def _outcome_of(error: GatewayError | InvalidRequest) -> Outcome:
+    if isinstance(error, UpstreamTimeout):
+        return Outcome.TIMEOUT
+    if isinstance(error, QueueTimeout | NoHealthyUpstream):
+        return Outcome.EXPIRED
+    return Outcome.ERROR
+
+
+def _affinity(key: bytes, context: TenantContext, prompt: tuple[int, ...]) -> int:
+    """A keyed hash of whose cache and which leading tokens: equal where a prefix may be shared."""
+    lead = repr(prompt[:AFFINITY_TOKENS]).encode()
+    digest = hashlib.blake2b(context.tenant_id.bytes + lead, key=key, digest_size=8).digest()
+    return int.from_bytes(digest, "big")

@@ -1,0 +1,352 @@
+"""The composition root: everything one gateway process is made of, wired.
+
+`create_app` opens nothing but client sessions; `gateway.app` adds listeners, signals and the
+drain. Tests hand in their own store, keyring, text model and engines.
+"""
+
+import asyncio
+import importlib.metadata
+import logging
+import time
+from collections.abc import Callable, Mapping
+from uuid import UUID
+
+from engine.protocol.instruments import Registry
+from engine.protocol.telemetry import Telemetry, TelemetrySettings
+from engine.protocol.telemetry import setup as setup_telemetry
+from engine.protocol.text.model import TextModel, load_text_model
+from fairness.dispatcher import Dispatcher
+from fairness.policy import FcfsPolicy, Policy, VtcPolicy
+from fairness.reservation import LimitBook
+from fairness.types import PoolConfig, Prices
+from gateway.admission import LIMIT_FIELDS, Admitted, Quotas, Tokenizers, terms_of
+from gateway.auth import AuthConfig, Authenticator, StoreDown
+from gateway.engines.http import HttpEngine
+from gateway.engines.monitor import ReplicaMonitor
+from gateway.engines.port import EngineClient
+from gateway.engines.request import CacheIdentity
+from gateway.errors import AuthUnavailable
+from gateway.guard import App, EdgeLimits, Guard
+from gateway.metering import Meter, UsageWriter
+from gateway.pool import Pool
+from gateway.queue import PoolQueue
+from gateway.routes.inference import ActiveRequests, Service
+from gateway.routes.operations import Operations, operations_app, socket_app
+from gateway.routes.public import public_app
+from gateway.settings import FairnessSettings, Settings
+from gateway.state.directory import Directory
+from gateway.streaming import Upstreams
+from gateway.telemetry import GatewayMetrics, RequestTrace
+from tenancy.db import Database
+from tenancy.entities import TenantContext
+from tenancy.keyring import Keyring
+from tenancy.namespace import NamespaceKey, NamespaceKind, derive
+from tenancy.repositories import Store
+
+log = logging.getLogger(__name__)
+
+SERVICE_NAME = "evenhand-gateway"
+FLUSH_DEADLINE_S = 10.0
+
+
+class ConfigurationError(Exception):
+    """The settings do not make a gateway; the message says what is missing."""
+
+
+class Gateway:
+    """One wired gateway: `prime` it, start its `background` work, serve its applications, `close`.
+
+    `public`, `admin` and `socket` are the applications of the three listeners.
+    """
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        writer: UsageWriter,
+        directory: Directory,
+        database: Database | None,
+        engines: Mapping[str, EngineClient],
+        telemetry: Telemetry,
+        limits: EdgeLimits,
+    ) -> None:
+        self.service = service
+        self.limits = limits
+        self._writer = writer
+        self._directory = directory
+        self._database = database
+        self._engines = engines
+        self._telemetry = telemetry
+        metrics = service.metrics
+        created = int(time.time())
+        operations = Operations(
+            metrics=telemetry.prometheus_text,
+            engine_metrics=next(iter(engines.values())).metrics,
+            reasons_not_ready=self.reasons_not_ready,
+            left=self.left,
+        )
+        self.public: App = Guard(
+            public_app(service, dict.fromkeys(service.pools, created)),
+            finished=metrics.finished,
+            stripped=metrics.stripped,
+        )
+        self.admin: App = Guard(operations_app(operations))
+        self.socket: App = Guard(socket_app(operations))
+
+    async def prime(self) -> None:
+        """Look at store and replicas once, so that the first request finds what is there."""
+        polls = [self.service.auth.poll()]
+        for pool in self.service.pools.values():
+            polls += [pool.monitor.poll(name) for name in pool.upstreams.engines]
+        await asyncio.gather(*polls)
+
+    def background(self) -> list["asyncio.Task[None]"]:
+        """Start what runs beside requests; the caller cancels it."""
+        loop = asyncio.get_running_loop()
+        work = [self.service.auth.run(), self._writer.run()]
+        for pool in self.service.pools.values():
+            work += [pool.queue.run(), pool.monitor.run()]
+        return [loop.create_task(one) for one in work]
+
+    def reasons_not_ready(self) -> list[str]:
+        """Why this gateway should get no traffic; empty when it should."""
+        reasons = []
+        if self.service.active.draining:
+            reasons.append("draining")
+        if not self.service.auth.store_up:
+            reasons.append("the database does not answer")
+        if self.service.meter.full:
+            reasons.append("the backlog of usage rows is full")
+        reasons += [
+            f"no replica of {name} is up"
+            for name, pool in self.service.pools.items()
+            if not any(pool.monitor.up.values())
+        ]
+        return reasons
+
+    async def drain(self, deadline_s: float, hurry: asyncio.Event) -> None:
+        """Admit nothing, let what runs finish, cut what is left at the deadline or in a hurry."""
+        active = self.service.active
+        active.draining = True
+        end = time.monotonic() + deadline_s
+        while len(active) and time.monotonic() < end and not hurry.is_set():
+            await asyncio.sleep(0.02)
+        if len(active):
+            log.warning("drain deadline: cutting %d requests", len(active))
+            active.cut()
+            end = time.monotonic() + FLUSH_DEADLINE_S
+            while len(active) and time.monotonic() < end:
+                await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        """Write what is owed and let everything go. Call once, after the last request."""
+        if not await self._writer.flush():
+            log.error("%d usage rows could not be written", self._writer.backlog)
+        self.service.tokenizers.close()
+        for engine in self._engines.values():
+            await engine.close()
+        if self._database is not None:
+            await self._database.dispose()
+        await asyncio.to_thread(self._telemetry.shutdown)
+
+    async def left(self, tenant_id: UUID) -> dict[str, int | None] | None:
+        """What a tenant may still take now, and what it has waiting and running."""
+        try:
+            limits = await self._directory.limits(tenant_id)
+        except StoreDown as error:
+            raise AuthUnavailable("The database does not answer.") from error
+        if limits is None:
+            return None
+        counted = {
+            dimension: limit.value
+            for dimension, name in LIMIT_FIELDS.items()
+            if (limit := getattr(limits, name)) is not None
+        }
+        left = self.service.quotas.left(str(tenant_id), counted)
+        found: dict[str, int | None] = {
+            dimension.value: left.get(dimension) for dimension in LIMIT_FIELDS
+        }
+        return found | self._counts(str(tenant_id))
+
+    def _counts(self, tenant: str) -> dict[str, int | None]:
+        accounts = [
+            account
+            for pool in self.service.pools.values()
+            for account in pool.queue.snapshot().tenants
+            if account.tenant == tenant
+        ]
+        return {
+            "queued": sum(account.queued for account in accounts),
+            "running": sum(account.in_flight for account in accounts),
+        }
+
+
+def create_app(
+    settings: Settings,
+    *,
+    store: Store | None = None,
+    keyring: Keyring | None = None,
+    text_model: TextModel | None = None,
+    engines: Mapping[str, EngineClient] | None = None,
+) -> Gateway:
+    """Wire a gateway; inside the event loop it will run on. Raises ConfigurationError.
+
+    What is handed in is used instead of what the settings name, and is not closed by us.
+    """
+    registry = Registry()
+    metrics = GatewayMetrics(registry)
+    version = importlib.metadata.version("evenhand")
+    telemetry = setup_telemetry(SERVICE_NAME, registry, TelemetrySettings(version=version))
+    keyring = keyring or Keyring.load(settings.effective_keyring_file)
+    database = None
+    if store is None:
+        store = database = Database(settings.effective_database_url)
+    directory = Directory(store)
+    text = text_model or _text_model(settings)
+    clients = engines or _engines(settings)
+    quotas = Quotas(LimitBook(), time.monotonic)
+    pool = _pool(settings, text, clients, quotas, metrics)
+    pools = {pool.model: pool}
+    auth = Authenticator(
+        directory,
+        keyring.pepper.value,
+        AuthConfig(settings.gateway.revision_interval_s, settings.gateway.store_silence_s),
+        on_failure=metrics.auth_failed,
+        on_change=lambda context: _tenant_changed(pools, context),
+        active_tenants=pool.queue.active_tenants,
+    )
+    writer = UsageWriter(directory.insert_usage, flush_interval_s=settings.gateway.usage_flush_s)
+    service = Service(
+        auth=auth,
+        tokenizers=Tokenizers({pool.model: text}, threads=settings.gateway.tokenizer_threads),
+        quotas=quotas,
+        pools=pools,
+        meter=Meter(quotas, writer, metrics.settled),
+        metrics=metrics,
+        start_trace=lambda name, headers: RequestTrace.start(telemetry.tracer, name, headers),
+        cache_identity=_cache_identities(keyring),
+        router_key=keyring.router.value,
+        max_body_bytes=settings.gateway.max_body_bytes,
+        active=ActiveRequests(),
+    )
+    metrics.watch_pools({name: one.queue for name, one in pools.items()})
+    metrics.watch_process(
+        revision=lambda: auth.revision,
+        store_up=lambda: auth.store_up,
+        replicas_up=lambda: [pair for one in pools.values() for pair in one.monitor.up.items()],
+    )
+    return Gateway(
+        service=service,
+        writer=writer,
+        directory=directory,
+        database=database,
+        engines=clients,
+        telemetry=telemetry,
+        limits=_edge_limits(settings),
+    )
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+def _text_model(settings: Settings) -> TextModel:
+    path = settings.gateway.tokenizer
+    if path is None:
+        raise ConfigurationError("GATEWAY__TOKENIZER must name the model's GGUF file or folder")
+    return load_text_model(path, settings.gateway.model)
+
+
+def _engines(settings: Settings) -> dict[str, EngineClient]:
+    if not settings.gateway.engines:
+        raise ConfigurationError("GATEWAY__ENGINES must name at least one engine")
+    timeout_s = settings.gateway.upstream_read_timeout_s
+    return {
+        address: HttpEngine(address, read_timeout_s=timeout_s)
+        for address in settings.gateway.engines
+    }
+
+
+def _pool(
+    settings: Settings,
+    text: TextModel,
+    engines: Mapping[str, EngineClient],
+    quotas: Quotas,
+    metrics: GatewayMetrics,
+) -> Pool:
+    name = text.model_id
+    queue = PoolQueue(
+        name,
+        Dispatcher(_pool_config(settings.fairness), _policy(settings.fairness)),
+        flush_interval_s=settings.fairness.flush_interval,
+        on_granted=quotas.granted,
+        on_waited=lambda outcome, seconds: metrics.waited(name, outcome, seconds),
+    )
+    monitor = ReplicaMonitor(
+        engines,
+        interval_s=settings.gateway.capacity_interval_s,
+        failures=settings.gateway.capacity_failures,
+        on_up=queue.replica_up,
+        on_lost=queue.replica_lost,
+    )
+    return Pool(name, text, queue, monitor, Upstreams(engines, monitor.suspect))
+
+
+def _pool_config(fairness: FairnessSettings) -> PoolConfig:
+    return PoolConfig(
+        prices=Prices(
+            uncached=round(fairness.w_p * 1_000),
+            cached=round(fairness.w_c * 1_000),
+            output=round(fairness.w_q * 1_000),
+        ),
+        lookahead=fairness.lookahead,
+        load_factor_milli=round(fairness.load_factor * 1_000),
+        ttl_s=fairness.ttl,
+    )
+
+
+def _policy(fairness: FairnessSettings) -> Policy:
+    return FcfsPolicy() if fairness.policy == "fcfs" else VtcPolicy()
+
+
+def _edge_limits(settings: Settings) -> EdgeLimits:
+    given = settings.gateway
+    return EdgeLimits(
+        max_body_bytes=given.max_body_bytes,
+        max_header_bytes=given.max_header_bytes,
+        max_header_fields=given.max_header_fields,
+        header_timeout_s=given.header_timeout_s,
+        body_timeout_s=given.body_timeout_s,
+        write_timeout_s=given.write_timeout_s,
+    )
+
+
+def _cache_identities(
+    keyring: Keyring,
+) -> Callable[[TenantContext, Admitted, str], CacheIdentity]:
+    """Whose cache a request may touch: the key's tenant's, narrowed or private as it asked."""
+    root = NamespaceKey.for_epoch(keyring.cache_ns.value, keyring.deployment_id, keyring.epoch)
+
+    def identity(context: TenantContext, admitted: Admitted, request_id: str) -> CacheIdentity:
+        choice = admitted.prepared.cache
+        kind, scope = NamespaceKind.TENANT, choice.scope
+        if not choice.enabled:
+            kind, scope = NamespaceKind.PRIVATE, request_id
+        elif scope is not None:
+            kind = NamespaceKind.NARROWED
+        namespace = derive(
+            root,
+            kind=kind,
+            group_id=context.tenant_id,
+            generation=context.generation,
+            scope=scope,
+        )
+        return CacheIdentity(
+            namespace, str(context.tenant_id), context.weight_milli, choice.enabled
+        )
+
+    return identity
+
+
+def _tenant_changed(pools: Mapping[str, Pool], context: TenantContext) -> None:
+    for pool in pools.values():
+        pool.queue.tenant_changed(context.tenant_id, terms_of(context))

@@ -1,0 +1,160 @@
+"""A whole gateway on real sockets before a scripted upstream, with SQLite in a temporary folder."""
+
+import asyncio
+import contextlib
+import tempfile
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from engine.protocol.text.model import load_text_model
+from gateway.app import run
+from gateway.settings import Settings
+from migrations.runner import upgrade_async
+from tenancy import tenants
+from tenancy.db import Database
+from tenancy.keyring import Keyring
+from tests.support.upstream import Upstream, serve
+
+MODEL = "smollm2-135m"
+
+
+@pytest.fixture(scope="session")
+def text_model(smollm2):
+    return load_text_model(smollm2, MODEL)
+
+
+@dataclass
+class Running:
+    """One running gateway; `sdk` and `http` speak to its public listener."""
+
+    url: str
+    admin_url: str
+    admin_socket: Path
+    database: Database
+    keyring: Keyring
+    upstream: Upstream
+    key: str
+    tenant: Any
+    stop: asyncio.Event
+    task: asyncio.Task
+    clients: list = field(default_factory=list)
+
+    def client(self, key: str | None = None) -> aiohttp.ClientSession:
+        headers = {"authorization": f"Bearer {self.key if key is None else key}"}
+        base = self.url.removesuffix("/v1") + "/"
+        timeout = aiohttp.ClientTimeout(total=20)
+        client = aiohttp.ClientSession(base, headers=headers, timeout=timeout)
+        self.clients.append(client)
+        return client
+
+    async def new_tenant(self, slug: str, **limits) -> tuple[Any, str]:
+        now = datetime.now(UTC)
+        async with self.database.transaction() as repos:
+            tenant = await tenants.create(repos, slug, now=now)
+            _, key = await tenants.issue_key(repos, self.keyring.pepper, tenant, now=now)
+            if limits:
+                await tenants.change_limits(repos, slug, limits)
+        return tenant, key
+
+    async def usage(self, tenant=None) -> list:
+        """All usage rows of a tenant, once the writer has flushed."""
+        from sqlalchemy import text
+
+        await asyncio.sleep(0.15)
+        async with self.database.reading() as repos:
+            rows = await repos._session.execute(text("SELECT * FROM usage ORDER BY created_at"))
+            found = [row._asdict() for row in rows]
+        wanted = (tenant or self.tenant).id
+        return [row for row in found if str(row["tenant_id"]).replace("-", "") == wanted.hex]
+
+    async def metrics(self) -> dict[str, float]:
+        async with aiohttp.ClientSession() as client:
+            page = await (await client.get(f"{self.admin_url}/metrics")).text()
+        lines = [line for line in page.splitlines() if line and not line.startswith("#")]
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+    async def eventually(self, condition, what="it never happened"):
+        for _ in range(1000):
+            result = condition()
+            if asyncio.iscoroutine(result):
+                result = await result
+            if result:
+                return result
+            await asyncio.sleep(0.01)
+        raise AssertionError(what)
+
+
+@contextlib.asynccontextmanager
+async def running_gateway(tmp_path, text_model, *, gateway=None, fairness=None, upstreams=1):
+    short = Path(tempfile.mkdtemp(prefix="eh"))
+    settings = Settings(
+        data_dir=short,
+        gateway={
+            "port": 0,
+            "admin_port": 0,
+            "usage_flush_s": 0.02,
+            "capacity_interval_s": 0.05,
+            "revision_interval_s": 0.05,
+            "drain_s": 5,
+        }
+        | (gateway or {}),
+        fairness=fairness or {},
+    )
+    keyring = Keyring.create(settings.effective_keyring_file)
+    await upgrade_async(settings.effective_database_url)
+    database = Database(settings.effective_database_url)
+    now = datetime.now(UTC)
+    async with database.transaction() as repos:
+        tenant = await tenants.create(repos, "acme", now=now)
+        _, key = await tenants.issue_key(repos, keyring.pepper, tenant, now=now)
+    async with contextlib.AsyncExitStack() as stack:
+        upstream = Upstream(MODEL)
+        address = await stack.enter_async_context(serve(upstream, str(short / "engine.sock")))
+        settings = settings.model_copy(
+            update={"gateway": settings.gateway.model_copy(update={"engines": (address,)})}
+        )
+        ready = asyncio.get_running_loop().create_future()
+        stop = asyncio.Event()
+        task = asyncio.create_task(
+            run(settings, on_ready=ready.set_result, stop=stop, text_model=text_model)
+        )
+        done, _ = await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
+        if task in done:
+            task.result()
+        endpoints = ready.result()
+        running = Running(
+            endpoints.url,
+            endpoints.admin_url,
+            endpoints.admin_socket,
+            database,
+            keyring,
+            upstream,
+            key,
+            tenant,
+            stop,
+            task,
+        )
+        try:
+            yield running
+        finally:
+            for client in running.clients:
+                await client.close()
+            stop.set()
+            await task
+            await database.dispose()
+
+
+@pytest.fixture
+async def gateway(tmp_path, text_model):
+    async with running_gateway(tmp_path, text_model) as running:
+        yield running
+
+
+@pytest.fixture
+def make_gateway(tmp_path, text_model):
+    return lambda **options: running_gateway(tmp_path, text_model, **options)
