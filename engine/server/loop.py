@@ -133,6 +133,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._aio: asyncio.AbstractEventLoop | None = None
         self.snapshot = Snapshot(self._core.stats(), sequence=0, stalled=False)
+        metrics.published(self.snapshot.stats)
 
     # --- on the event loop's thread ------------------------------------------------------------
 

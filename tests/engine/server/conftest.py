@@ -30,6 +30,11 @@ def text_model(tmp_path_factory):
     """A byte-level tokenizer: a token per byte, and control tokens for a chat template."""
     folder = tmp_path_factory.mktemp("models") / MODEL
     folder.mkdir()
+    write_model(folder)
+    return load_text_model(folder)
+
+
+def write_model(folder):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -43,7 +48,6 @@ def text_model(tmp_path_factory):
         json.dumps({"eos_token": "<|im_end|>", "chat_template": template})
     )
     (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 2048}))
-    return load_text_model(folder)
 
 
 class Echo:
