@@ -17,9 +17,10 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from gateway.guard import App, EdgeLimits, guarded_protocol
+from gateway.guard import App
+from gateway.logs import configure_logging
+from gateway.protocol import EdgeLimits, guarded_protocol
 from gateway.settings import Settings
-from gateway.telemetry import configure_logging
 from gateway.wiring import Gateway, create_app
 
 __all__ = ["CannotListen", "Endpoints", "Gateway", "create_app", "run", "run_forever"]

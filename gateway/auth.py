@@ -99,7 +99,7 @@ class Authenticator:
         self,
         store: KeyStore,
         pepper: bytes,
-        config: AuthConfig = AuthConfig(),  # noqa: B008 - frozen
+        config: AuthConfig = AuthConfig(),
         *,
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[str], None] = lambda _reason: None,

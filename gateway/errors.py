@@ -3,6 +3,8 @@
 A domain error carries words meant for the caller. Anything else becomes a 500 with a fixed text.
 """
 
+# ruff: noqa: N818 - a refusal is named for what is the matter, in the words of the API
+
 import math
 from dataclasses import dataclass
 

@@ -110,7 +110,9 @@ class UsageWriter:
                 try:
                     await self._insert(batch)
                 except Exception as error:  # noqa: BLE001 - rows are kept whatever the reason
-                    log.error("usage rows wait: the database refused them\n%s", where(error))
+                    log.error(  # noqa: TRY400 - the message of an exception is never logged
+                        "usage rows wait: the database refused them\n%s", where(error)
+                    )
                     return False
                 del self._rows[: len(batch)]
         return True

@@ -26,17 +26,20 @@ from gateway.engines.monitor import ReplicaMonitor
 from gateway.engines.port import EngineClient
 from gateway.engines.request import CacheIdentity
 from gateway.errors import AuthUnavailable
-from gateway.guard import App, EdgeLimits, Guard
+from gateway.guard import App, Guard
 from gateway.metering import Meter, UsageWriter
 from gateway.pool import Pool
+from gateway.protocol import EdgeLimits
 from gateway.queue import PoolQueue
+from gateway.readings import PoolReadings, register_process
 from gateway.routes.inference import ActiveRequests, Service
 from gateway.routes.operations import Operations, operations_app, socket_app
 from gateway.routes.public import public_app
 from gateway.settings import FairnessSettings, Settings
 from gateway.state.directory import Directory
 from gateway.streaming import Upstreams
-from gateway.telemetry import GatewayMetrics, RequestTrace
+from gateway.telemetry import GatewayMetrics
+from gateway.tracing import RequestTrace
 from tenancy.db import Database
 from tenancy.entities import TenantContext
 from tenancy.keyring import Keyring
@@ -46,7 +49,8 @@ from tenancy.repositories import Store
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = "evenhand-gateway"
-FLUSH_DEADLINE_S = 10.0
+# Cut requests still have to be aborted in their engines and settled.
+CUT_DEADLINE_S = 15.0
 
 
 class ConfigurationError(Exception):
@@ -128,15 +132,15 @@ class Gateway:
         """Admit nothing, let what runs finish, cut what is left at the deadline or in a hurry."""
         active = self.service.active
         active.draining = True
-        end = time.monotonic() + deadline_s
-        while len(active) and time.monotonic() < end and not hurry.is_set():
-            await asyncio.sleep(0.02)
-        if len(active):
+        idle = asyncio.create_task(active.wait_idle())
+        hurried = asyncio.create_task(hurry.wait())
+        await asyncio.wait([idle, hurried], timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        if not idle.done():
             log.warning("drain deadline: cutting %d requests", len(active))
             active.cut()
-            end = time.monotonic() + FLUSH_DEADLINE_S
-            while len(active) and time.monotonic() < end:
-                await asyncio.sleep(0.02)
+            await asyncio.wait([idle], timeout=CUT_DEADLINE_S)
+        idle.cancel()
+        hurried.cancel()
 
     async def close(self) -> None:
         """Write what is owed and let everything go. Call once, after the last request."""
@@ -229,8 +233,10 @@ def create_app(
         max_body_bytes=settings.gateway.max_body_bytes,
         active=ActiveRequests(),
     )
-    metrics.watch_pools({name: one.queue for name, one in pools.items()})
-    metrics.watch_process(
+    queues = {name: one.queue for name, one in pools.items()}
+    PoolReadings(queues, metrics.label_of).register(registry)
+    register_process(
+        registry,
         revision=lambda: auth.revision,
         store_up=lambda: auth.store_up,
         replicas_up=lambda: [pair for one in pools.values() for pair in one.monitor.up.items()],

@@ -4,6 +4,8 @@ Every failure is one of the errors below, so a caller decides by type whether a 
 elsewhere. No message of an engine reaches a client except through `EngineRefused`.
 """
 
+# ruff: noqa: N818 - named for what happened
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol

@@ -64,7 +64,7 @@ class CompletionDialect:
     def opening(self, head: Head, usage: UsageMember) -> JsonObject | None:
         """Nothing: a completion has no role."""
         del head, usage
-        return None  # noqa: RET501 - None is an answer here
+        return None
 
     def deltas(
         self, head: Head, text: str, finish_reason: str | None, usage: UsageMember

@@ -5,6 +5,7 @@ request object would hide it. Response headers are held until the engine has beg
 refusal keeps its own status.
 """
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Callable
@@ -46,7 +47,8 @@ from gateway.metering import Exchange, Meter, Outcome
 from gateway.pool import Pool
 from gateway.routes.dialects import Dialect
 from gateway.streaming import Relay
-from gateway.telemetry import GatewayMetrics, RequestTrace
+from gateway.telemetry import GatewayMetrics
+from gateway.tracing import RequestTrace
 from tenancy.entities import TenantContext
 
 JSON: Final = [(b"content-type", b"application/json")]
@@ -57,6 +59,39 @@ SSE_HEADERS: Final = [
 ]
 # Leading tokens that decide a request's affinity: as many as make a cached prefix worth a journey.
 AFFINITY_TOKENS: Final = 64
+
+
+class ActiveRequests:
+    """Requests that hold a reservation, and whether new ones may join them."""
+
+    def __init__(self) -> None:
+        self._watches: dict[str, ClientWatch] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._watches)
+
+    def add(self, request_id: str, watch: ClientWatch) -> None:
+        """A request entered its watched scope."""
+        self._watches[request_id] = watch
+        self._idle.clear()
+
+    def discard(self, request_id: str) -> None:
+        """The request is settled."""
+        self._watches.pop(request_id, None)
+        if not self._watches:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Return when no request is left."""
+        await self._idle.wait()
+
+    def cut(self) -> None:
+        """End every request now: the drain deadline has passed."""
+        for watch in list(self._watches.values()):
+            watch.fire(ShuttingDown("The server is shutting down.", retry_after_s=1.0))
 
 
 @dataclass(slots=True)
@@ -73,31 +108,7 @@ class Service:
     cache_identity: Callable[[TenantContext, Admitted, str], CacheIdentity]
     router_key: bytes
     max_body_bytes: int
-    active: "ActiveRequests"
-
-
-class ActiveRequests:
-    """Requests that hold a reservation, and whether new ones may join them."""
-
-    def __init__(self) -> None:
-        self._watches: dict[str, ClientWatch] = {}
-        self.draining = False
-
-    def __len__(self) -> int:
-        return len(self._watches)
-
-    def add(self, request_id: str, watch: ClientWatch) -> None:
-        """A request entered its watched scope."""
-        self._watches[request_id] = watch
-
-    def discard(self, request_id: str) -> None:
-        """The request is settled."""
-        self._watches.pop(request_id, None)
-
-    def cut(self) -> None:
-        """End every request now: the drain deadline has passed."""
-        for watch in list(self._watches.values()):
-            watch.fire(ShuttingDown("The server is shutting down.", retry_after_s=1.0))
+    active: ActiveRequests
 
 
 class Inference:
@@ -143,7 +154,14 @@ class Inference:
             await respond(send, self._limited(refusal, context))
             return
         exchange = self._exchange(record, context, admitted, pool)
-        handler = _Handler(self._service, self._dialect, exchange, pool, trace, record)
+        handler = _Handler(
+            service=service,
+            dialect=self._dialect,
+            exchange=exchange,
+            pool=pool,
+            trace=trace,
+            record=record,
+        )
         await handler.run(receive, send)
 
     def _require_open(self) -> None:
@@ -188,6 +206,7 @@ class _Handler:
 
     def __init__(
         self,
+        *,
         service: Service,
         dialect: Dialect,
         exchange: Exchange,

@@ -1,0 +1,98 @@
+"""Figures that are not counted but read, from queues and from the process, at each collection."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from engine.protocol import metrics as m
+from engine.protocol.instruments import Registry, Sample, SampleSource
+from fairness.metrics import PoolSnapshot
+from gateway.queue import PoolQueue
+
+MILLI = 1_000
+BOUND_TERMS = ("jump", "refund", "floor_lag", "held_over")
+
+PerTenant = Iterable[tuple[str, float]]
+
+
+class PoolReadings:
+    """The queues' own figures; `label_of` turns a tenant's id into its label."""
+
+    def __init__(self, pools: Mapping[str, PoolQueue], label_of: Callable[[str], str]) -> None:
+        self._pools = pools
+        self._label_of = label_of
+
+    def register(self, registry: Registry) -> None:
+        """Declare the families and bind them to the queues."""
+        registry.gauge(*m.QUEUE_DEPTH).callback(self._tenants(_queued))
+        registry.gauge(*m.HEAD_AGE).callback(self._tenants(_head_age))
+        registry.gauge(*m.VTC_COUNTER).callback(self._tenants(_counters))
+        registry.counter(*m.SERVICE_UNITS).callback(self._service)
+        registry.gauge(*m.SERVICE_SPREAD).callback(self._whole(lambda s: s.spread / MILLI))
+        registry.gauge(*m.SERVICE_SPREAD_BOUND).callback(
+            self._whole(lambda s: s.spread_bound / MILLI)
+        )
+        registry.gauge(*m.SERVICE_SPREAD_BOUND_TERM).callback(self._terms)
+        registry.gauge(*m.JAIN_INDEX).callback(self._whole(lambda s: s.jain))
+        registry.gauge(*m.REPLICA_INFLIGHT).callback(self._in_flight)
+
+    def _tenants(self, read: Callable[[PoolSnapshot], PerTenant]) -> SampleSource:
+        return lambda: self._labelled((pool, read(q.snapshot())) for pool, q in self._pools.items())
+
+    def _service(self) -> Iterator[Sample]:
+        return self._labelled((pool, q.service_by_tenant()) for pool, q in self._pools.items())
+
+    def _labelled(self, readings: Iterable[tuple[str, PerTenant]]) -> Iterator[Sample]:
+        """One sample per label: tenants beyond the cap are summed."""
+        for pool, numbers in readings:
+            sums: dict[str, float] = {}
+            for tenant, number in numbers:
+                label = self._label_of(tenant)
+                sums[label] = sums.get(label, 0.0) + number
+            for label, number in sums.items():
+                yield (pool, label), number
+
+    def _whole(self, read: Callable[[PoolSnapshot], float]) -> SampleSource:
+        return lambda: (((pool,), read(q.snapshot())) for pool, q in self._pools.items())
+
+    def _terms(self) -> Iterator[Sample]:
+        for pool, queue in self._pools.items():
+            bound = queue.snapshot().bound
+            for term in BOUND_TERMS:
+                yield (pool, term), getattr(bound, term) / MILLI
+
+    def _in_flight(self) -> Iterator[Sample]:
+        for queue in self._pools.values():
+            for replica in queue.snapshot().replicas:
+                yield (replica.replica,), replica.in_flight
+
+
+def _queued(snapshot: PoolSnapshot) -> PerTenant:
+    return ((one.tenant, one.queued) for one in snapshot.tenants)
+
+
+def _head_age(snapshot: PoolSnapshot) -> PerTenant:
+    now = time.monotonic()
+    return (
+        (one.tenant, now - one.head_enqueued_at)
+        for one in snapshot.tenants
+        if one.head_enqueued_at is not None
+    )
+
+
+def _counters(snapshot: PoolSnapshot) -> PerTenant:
+    return ((one.tenant, one.counter / MILLI) for one in snapshot.tenants)
+
+
+def register_process(
+    registry: Registry,
+    *,
+    revision: Callable[[], int],
+    store_up: Callable[[], bool],
+    replicas_up: Callable[[], Iterable[tuple[str, bool]]],
+) -> None:
+    """Declare what the process says of itself."""
+    registry.gauge(*m.CONFIG_VERSION).callback(lambda: [((), revision())])
+    registry.gauge(*m.STORE_UP).callback(lambda: [(("database",), float(store_up()))])
+    registry.gauge(*m.REPLICA_UP).callback(
+        lambda: (((name,), float(up)) for name, up in replicas_up())
+    )
