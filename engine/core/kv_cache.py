@@ -86,7 +86,6 @@ class KVCache:
         """Give every block back, tail first; committed ones stay cached until evicted."""
         self.pool.release(reversed(request.block_table))
         request.block_table.clear()
-        request.num_committed_blocks = 0
 
     def frees_a_block(self, request: Request) -> bool:
         """Whether freeing the request now would make at least one block idle."""

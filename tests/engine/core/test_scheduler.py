@@ -214,6 +214,17 @@ def test_several_victims_resume_oldest_first():
     assert [wanted.request_id for wanted in rig.running] == ["r0", "r1", "r2", "r3"]
 
 
+def test_who_resumes_is_as_old_as_before():
+    rig = Rig(config(100))
+    for index in range(3):
+        rig.add(request(f"r{index}", tokens(20, seed=index), max_tokens=10))
+    rig.step()
+    rig.forced.request_ids = {"r1"}
+    rig.step()
+    rig.step()
+    assert [wanted.request_id for wanted in rig.running] == ["r0", "r1", "r2"]
+
+
 def test_a_step_that_preempted_admits_nothing():
     rig = Rig(config(6, max_num_batched_tokens=96))
     full_house(rig)
