@@ -145,49 +145,77 @@ def _copy_digest(
 def fetch_from_hub(repository: str, target: Path, partial: Path, progress: Progress) -> None:
     """Put a hub repository's model files into the folder `target`; raises ModelUnavailableError.
 
-    `partial` keeps what has arrived: a later call goes on from there.
+    The folder `partial` keeps what has arrived: a later call goes on from there.
     """
     from huggingface_hub import HfApi, errors
 
     transport = errors.HTTPError  # type: ignore[attr-defined]  # of the client the hub brings
     try:
-        _fetch_repository(HfApi(), repository, partial, progress)
-        shutil.rmtree(partial / ".cache", ignore_errors=True)
+        fetched = _fetch_repository(HfApi(), repository, partial, progress)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial.replace(target)
+        fetched.replace(target)
+        shutil.rmtree(partial)
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         reason = "does not exist or is not open to you" if status in _DENIED else "failed"
         raise ModelUnavailableError(f"hf:{repository} {reason} (HTTP {status})") from error
-    except (OSError, transport, errors.XetDownloadError) as error:
+    except (OSError, transport) as error:
         raise ModelUnavailableError(
             f"hf:{repository}: the hub cannot be reached or the disk not written"
             f" ({type(error).__name__}); what has arrived is kept, try again"
         ) from error
 
 
-def _fetch_repository(api: Any, repository: str, partial: Path, progress: Progress) -> None:
+def _fetch_repository(api: Any, repository: str, partial: Path, progress: Progress) -> Path:
     info = api.model_info(repository, files_metadata=True)
     files = _choose_files(repository, info.siblings or [])
-    partial.mkdir(parents=True, exist_ok=True)
+    # A folder for each revision: parts of two revisions never mix.
+    folder = partial / info.sha
+    folder.mkdir(parents=True, exist_ok=True)
     meter = _Meter(sum(file.size or 0 for file in files), progress)
     for file in files:
         meter.begin(file.rfilename)
-        path = Path(
-            api.hf_hub_download(
-                repository,
-                file.rfilename,
-                revision=info.sha,
-                local_dir=partial,
-                tqdm_class=meter.bar_class(),
-            )
-        )
-        if file.lfs is not None and file_sha256(path, _unseen) != file.lfs.sha256:
-            path.unlink()
-            raise ModelUnavailableError(
-                f"hf:{repository}: {file.rfilename} arrived with a wrong sha256; try again"
-            )
+        if not (folder / file.rfilename).exists():
+            _fetch_file(repository, info.sha, file, folder, meter)
         meter.end(file.size or 0)
+    return folder
+
+
+def _fetch_file(repository: str, revision: str, file: Any, folder: Path, meter: "_Meter") -> None:
+    # The hub's own download starts a file anew after an interruption; this goes on.
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    part = folder / f"{file.rfilename}.part"
+    if part.exists() and part.stat().st_size > (file.size or 0):
+        part.unlink()
+    with part.open("ab") as sink:
+        http_get(
+            hf_hub_url(repository, file.rfilename, revision=revision),
+            sink,
+            resume_size=sink.tell(),
+            headers=build_hf_headers(),
+            expected_size=file.size,
+            tqdm_class=meter.bar_class(),
+        )
+        sink.flush()
+        os.fsync(sink.fileno())
+    if not _is_what_the_hub_lists(part, file):
+        part.unlink()
+        raise ModelUnavailableError(
+            f"hf:{repository}: {file.rfilename} arrived with a wrong digest; try again"
+        )
+    part.replace(folder / file.rfilename)
+
+
+def _is_what_the_hub_lists(path: Path, file: Any) -> bool:
+    """Whether the digest is the listed one: sha256 of large files, else the git blob id."""
+    if file.lfs is not None:
+        return file_sha256(path, _unseen) == str(file.lfs.sha256)
+    data = path.read_bytes()
+    blob = hashlib.sha1(b"blob %d\0%b" % (len(data), data), usedforsecurity=False)
+    return blob.hexdigest() == file.blob_id
 
 
 def _choose_files(repository: str, siblings: list[Any]) -> list[Any]:

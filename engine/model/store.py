@@ -133,6 +133,12 @@ def resolve(spec: str, data_dir: Path | None = None) -> ModelSource:
     return ModelSource(_loadable(path), name)
 
 
+def is_missing(spec: str, data_dir: Path | None = None) -> bool:
+    """Whether the spec is a name that `pull` knows and that is not here yet."""
+    named = spec in _KNOWN or spec.startswith(_HUB_PREFIX)
+    return named and not _target(_models_dir(data_dir), spec).exists()
+
+
 def entries(data_dir: Path | None = None) -> list[ModelEntry]:
     """Every model that is here, and every known one that could be."""
     models = _models_dir(data_dir)

@@ -36,14 +36,19 @@ def pull(
     as_json: AsJson = False,
 ) -> None:
     """Fetch a model once, check it, and print where it is."""
+    path = fetch(name, data_dir)
+    typer.echo(json.dumps({"name": name, "path": str(path)}) if as_json else str(path))
+
+
+def fetch(name: str, data_dir: Path | None) -> Path:
+    """Pull with a progress bar; exits with one line where that fails."""
     try:
         with _progress_bar() as callback:
-            path = pull_model(name, data_dir, callback)
+            return pull_model(name, data_dir, callback)
     except UnknownModelError as error:
         _leave(str(error), _WRONG_USE)
     except ModelUnavailableError as error:
         _leave(str(error), _FAILED)
-    typer.echo(json.dumps({"name": name, "path": str(path)}) if as_json else str(path))
 
 
 @app.command("list")
