@@ -41,7 +41,7 @@ def parse_url(text: str) -> URL:
     """The URL with its asynchronous driver. Raises DatabaseUrlError, without the password."""
     try:
         url = make_url(text)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise DatabaseUrlError("the database URL cannot be read") from None
     driver = _DRIVERS.get(url.drivername)
     if driver is None:

@@ -43,7 +43,7 @@ class Postgres:
         return f"postgresql+asyncpg://evenhand@/{database}?host={self.home}"
 
     async def create_database(self) -> str:
-        """The URL of a new database."""
+        """The URL of a new, empty database."""
         import asyncpg
 
         name = f"test_{next(self.numbers)}"
@@ -79,7 +79,7 @@ def running_postgres() -> Iterator[Postgres]:
                 _wait_until_ready(server, data, home / "log")
                 yield Postgres(home=home, numbers=count(1))
             finally:
-                server.send_signal(signal.SIGINT)  # fast shutdown
+                server.send_signal(signal.SIGQUIT)  # at once: nothing here is to be kept
                 server.wait(START_TIMEOUT_S)
     finally:
         shutil.rmtree(home)
