@@ -41,18 +41,21 @@ def engine(
     from engine.protocol.telemetry import TelemetryError
     from engine.protocol.text.errors import ModelFileError
     from engine.server.listen import ListenError, TcpAddress, UnixAddress
+    from engine.server.waiting import yield_while_waiting
     from engine.settings import load_engine_settings
 
     del device  # the CPU is the only one this build serves; the option refuses any other
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s"
     )
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, name="parent-watch", daemon=True).start()
     address = UnixAddress(uds) if uds is not None else TcpAddress(host, port)
     try:
         settings = load_engine_settings()
         source = store.resolve(model, data_dir)
+        yield_while_waiting()
         # torch loads here, after everything that can be wrong without it.
         from engine.server.main import run
 
@@ -76,5 +79,6 @@ def _setting(location: tuple[int | str, ...], message: str) -> str:
 
 def _stop_with_stdin() -> None:
     """The parent holds the other end and never writes: an end of file means it is gone."""
-    sys.stdin.buffer.read()
+    while os.read(0, 4096):  # unbuffered: a buffer's lock may not be held when the process ends
+        pass
     os.kill(os.getpid(), signal.SIGTERM)

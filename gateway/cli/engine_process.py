@@ -10,7 +10,7 @@ import contextlib
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ class EngineProcess:
             *arguments,
         ]
         self._process: asyncio.subprocess.Process | None = None
-        self._stopping = False
 
     async def start(self) -> None:
         """Start the child; it answers once the model is loaded."""
@@ -62,27 +61,33 @@ class EngineProcess:
                 return
             await asyncio.sleep(poll_s)
 
-    async def supervise(self) -> None:
-        """Restart the child whenever it ends, waiting longer after each quick failure."""
+    @contextlib.asynccontextmanager
+    async def supervised(self) -> AsyncIterator[None]:
+        """Within this, the child is restarted whenever it ends."""
+        keeper = asyncio.get_running_loop().create_task(self._supervise())
+        try:
+            yield
+        finally:
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+
+    async def _supervise(self) -> None:
+        """Restart the child, waiting longer after each quick failure."""
         loop = asyncio.get_running_loop()
         backoff_s = FIRST_BACKOFF_S
         while True:
             started = loop.time()
             status = await self._running().wait()
-            if self._stopping:
-                return
             if loop.time() - started > STABLE_AFTER_S:
                 backoff_s = FIRST_BACKOFF_S
             log.error("the engine exited with status %d; restarting in %.0f s", status, backoff_s)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
-            if self._stopping:
-                return
             await self.start()
 
     async def stop(self) -> None:
         """Ask the child to drain and exit; kill it at the deadline."""
-        self._stopping = True
         process = self._process
         if process is None or process.returncode is not None:
             return
