@@ -76,6 +76,12 @@ class Request:
         """Prompt and output tokens known so far."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
+    @property
+    def num_pending_tokens(self) -> int:
+        """Known tokens not yet computed."""
+        num_known = len(self.prompt_token_ids) + len(self.output_token_ids)
+        return num_known - self.num_computed_tokens
+
     def token_ids(self, start: int, stop: int) -> Sequence[int]:
         """The known token ids at positions start to stop - 1."""
         num_prompt = len(self.prompt_token_ids)

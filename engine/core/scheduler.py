@@ -129,13 +129,12 @@ class Scheduler:
         """Spend one step's token budget: on decodes, then running prefills, then admissions."""
         self._step += 1
         plan = _Plan(self._config.max_num_batched_tokens)
-        for victim in self._preemption.victims(self._step, self._running):
+        for victim in tuple(self._preemption.victims(self._step, self._running)):
             self._preempt(victim, plan)
-        prefills: list[Request] = []
-        for request in tuple(self._running):
-            if request.num_tokens - request.num_computed_tokens > 1:
-                prefills.append(request)
-            elif request.status is RequestStatus.RUNNING and self._make_room(request, plan):
+        decodes = [request for request in self._running if request.num_pending_tokens == 1]
+        prefills = [request for request in self._running if request.num_pending_tokens > 1]
+        for request in decodes:
+            if request.status is RequestStatus.RUNNING and self._make_room(request, plan):
                 plan.add(request, 1)
         for request in prefills:
             if request.status is RequestStatus.RUNNING:
@@ -173,6 +172,12 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         return True
+
+    def end_all(self, requests: Iterable[Request], reason: FinishReason) -> tuple[str, ...]:
+        """End these requests for the same reason; their ids, without those ended before."""
+        return tuple(
+            request.request_id for request in requests if self.end(request.request_id, reason)
+        )
 
     def _make_room(self, request: Request, plan: _Plan) -> bool:
         """Give the request a place for its next token, preempting newer ones while none is idle.
@@ -262,10 +267,4 @@ class Scheduler:
             tuple(plan.requests),
             tuple(plan.admitted),
             plan.num_preempted,
-        )
-
-    def end_all(self, requests: Iterable[Request], reason: FinishReason) -> tuple[str, ...]:
-        """End these requests for the same reason; their ids, without those ended before."""
-        return tuple(
-            request.request_id for request in requests if self.end(request.request_id, reason)
         )

@@ -147,6 +147,8 @@ class Rig:
         report = self.core.step()
         self.reports.append(report)
         self.check()
+        scheduled = {row.request_id for row in self.batches[-1].rows} if self.batches else set()
+        assert {admission.request_id for admission in report.admitted} <= scheduled
         if report.num_preempted:
             assert not report.admitted
         if not forced and self.core._scheduler._preemption is self.forced:
@@ -161,6 +163,9 @@ class Rig:
         assert stats.free_blocks + stats.cached_blocks + stats.held_blocks == stats.total_blocks
         assert stats.running + stats.waiting == len(self.core._scheduler.requests)
         assert stats.running == len(self.running)
+        for wanted in self.core._scheduler.requests.values():
+            if wanted.status is not RequestStatus.RUNNING:
+                assert (wanted.num_computed_tokens, wanted.block_table) == (0, [])
 
     def drain(self, max_steps: int = 5000) -> None:
         """Step until nothing is left; the bound makes a starved request a failure."""

@@ -267,6 +267,29 @@ def test_usage_keeps_the_hits_of_the_first_admission_and_recompute_is_counted_ap
     rig.assert_output(wanted)
 
 
+def test_work_thrown_away_twice_is_counted_twice():
+    rig = Rig(config(100, max_num_batched_tokens=32, prefix_cache=False))
+    wanted = rig.add(request("r", tokens(100), max_tokens=20))
+    while wanted.num_computed_tokens < 103:
+        rig.step()
+    for _ in range(2):
+        rig.forced.request_ids = {"r"}
+        rig.step()
+        rig.step()
+        assert wanted.num_computed_tokens == 32
+    rig.drain()
+    assert rig.core.stats().recomputed_tokens == 32 + 103
+    assert rig.core.stats().computed_tokens == 119 + 32 + 103
+
+
+def test_without_budget_left_nobody_is_admitted():
+    rig = Rig(config(100, max_num_batched_tokens=32))
+    rig.add(request("first", tokens(100)))
+    rig.add(request("second", tokens(10, seed=1)))
+    rig.step()
+    assert rig.requests["second"].status is RequestStatus.WAITING
+
+
 def test_random_prompts_with_forced_preemption_have_a_hit_rate_of_zero():
     rig = Rig(config(100))
     for index in range(4):
