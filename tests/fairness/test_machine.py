@@ -153,7 +153,7 @@ class PoolLife(RuleBasedStateMachine):
 
 
 PoolLife.TestCase.settings = settings(
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -170,5 +170,5 @@ class FcfsLife(PoolLife):
         self.twin = NaivePool(CONFIG, fair=False)
 
 
-FcfsLife.TestCase.settings = settings(PoolLife.TestCase.settings, max_examples=15)
+FcfsLife.TestCase.settings = settings(PoolLife.TestCase.settings, max_examples=10)
 TestFcfsLife = FcfsLife.TestCase
