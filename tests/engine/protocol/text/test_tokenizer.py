@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
 
+from engine.protocol.errors import InvalidRequest
 from engine.protocol.requests import Message
 from engine.protocol.text import hf_vocabulary
 from engine.protocol.text.errors import ModelFileError
@@ -283,6 +284,22 @@ def test_what_is_not_supported_is_named(write, name):
     with pytest.raises(ModelFileError) as caught:
         load_text_model(write(**changes))
     assert reason in caught.value.reason
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=6))
+def test_any_damaged_vocabulary_loads_or_is_refused(tmp_path_factory, damage):
+    content = bytearray(container(tokenizer_pairs(), []))
+    for position, byte in damage:
+        content[position % len(content)] = byte
+    path = tmp_path_factory.getbasetemp() / "damaged-vocabulary.gguf"
+    path.write_bytes(content)
+    try:
+        model = load_text_model(path)
+        model.encode("abc <|end|>")
+        model.encode_chat([Message("user", "abc <|end|>")])
+    except (ModelFileError, InvalidRequest) as error:
+        assert "\n" not in str(error)  # noqa: PT017 - a refusal is one of the allowed outcomes
 
 
 # --- vocabularies from tokenizer.json ---------------------------------------------------------
