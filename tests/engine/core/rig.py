@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.core.batch import RunnerOutput, ScheduledBatch, StepReport
+from engine.core.batch import RunnerOutput, ScheduledBatch, ScheduledRow, StepReport
 from engine.core.config import CoreConfig
 from engine.core.engine_core import EngineCore
 from engine.core.request import FinishReason, Request, RequestStatus, SamplingParams
@@ -76,11 +76,13 @@ class NaivePrefixCache:
         for prefix in [key for key, block in self._blocks.items() if block in block_ids]:
             del self._blocks[prefix]
 
-    def computed(self, wanted: Request, table: Sequence[int], num_computed: int) -> None:
+    def computed(self, wanted: Request, row: ScheduledRow) -> None:
+        """The first copy of a prefix is the one found; a later copy is never, even after it."""
         known = (*wanted.prompt_token_ids, *wanted.output_token_ids)
-        for index in range(num_computed // self._block_size):
+        stop, size = row.start + len(row.token_ids), self._block_size
+        for index in range(row.start // size, stop // size):
             prefix = (wanted.namespace, known[: (index + 1) * self._block_size])
-            self._blocks.setdefault(prefix, table[index])
+            self._blocks.setdefault(prefix, row.block_table[index])
 
     def hits(self, wanted: Request) -> list[int]:
         known = (*wanted.prompt_token_ids, *wanted.output_token_ids)
@@ -136,7 +138,7 @@ class Rig:
         output = self._runner.execute(batch)
         for wanted, row in zip(scheduled, batch.rows, strict=True):
             if self.config.prefix_cache and wanted.use_cache:
-                self._twin.computed(wanted, row.block_table, row.start + len(row.token_ids))
+                self._twin.computed(wanted, row)
         return output
 
     def step(self) -> StepReport:

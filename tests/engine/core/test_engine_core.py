@@ -1,5 +1,6 @@
 """The core as its server uses it: ends in every state, failed steps, and random lives."""
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -154,17 +155,27 @@ def test_b7_output_with_forced_preemption_equals_output_without(every, prefix_ca
         rig.assert_output(wanted)
 
 
+WANTED = st.tuples(
+    st.integers(1, 90),  # prompt tokens
+    st.sampled_from([False, False, True]),  # whether it differs from the first token on
+    st.integers(1, 40),  # max_tokens
+    st.sampled_from(["a", "a", "a", "b"]),  # namespace
+    st.sampled_from([True, True, True, False]),  # use_cache
+    st.sampled_from([(), (), (1, 2, 3)]),  # stop tokens
+)
+
+
 class Lives(RuleBasedStateMachine):
     """Random lives on random small pools; the rig checks every step, lookup and admission."""
 
     @initialize(
-        num_blocks=st.integers(3, 24),
-        block_size=st.sampled_from([1, 4, 16]),
+        num_blocks=st.integers(3, 30),
+        block_size=st.sampled_from([1, 4, 4, 8]),
         max_num_seqs=st.integers(1, 6),
         budget=st.integers(6, 70),
         reserve=st.sampled_from([0, 0.02, 0.3]),
         threshold=st.sampled_from([0, 5]),
-        prefix_cache=st.booleans(),
+        prefix_cache=st.sampled_from([True, True, True, False]),
     )
     def make(self, num_blocks, block_size, max_num_seqs, budget, reserve, threshold, prefix_cache):
         self.rig = Rig(
@@ -185,28 +196,22 @@ class Lives(RuleBasedStateMachine):
     def live(self):
         return sorted(self.rig.core._scheduler.requests)
 
-    @rule(
-        length=st.integers(1, 120),
-        seed=st.integers(0, 1),
-        diverges_at=st.integers(0, 120),
-        max_tokens=st.integers(1, 40),
-        namespace=st.sampled_from(["a", "b"]),
-        use_cache=st.sampled_from([True, True, True, False]),
-        stop=st.sampled_from([(), (1, 2, 3)]),
-    )
-    def add(self, length, seed, diverges_at, max_tokens, namespace, use_cache, stop):
-        prompt = (*tokens(length, seed)[:diverges_at], *tokens(max(0, length - diverges_at), 5))
-        self.num_added += 1
-        wanted = request(
-            f"r{self.num_added}", prompt, max_tokens, namespace, stop=stop, use_cache=use_cache
-        )
-        if length >= self.rig.config.max_sequence_tokens:
-            with pytest.raises(NeverFits):
-                self.rig.core.add(wanted)
-        else:
-            self.rig.add(wanted)
+    @rule(burst=st.lists(WANTED, min_size=1, max_size=5))
+    def add(self, burst):
+        for length, diverges, max_tokens, namespace, use_cache, stop in burst:
+            shared = 0 if diverges else length - length // 5
+            prompt = (*tokens(length)[:shared], *tokens(length - shared, self.num_added))
+            self.num_added += 1
+            wanted = request(
+                f"r{self.num_added}", prompt, max_tokens, namespace, stop=stop, use_cache=use_cache
+            )
+            if length >= self.rig.config.max_sequence_tokens:
+                with pytest.raises(NeverFits):
+                    self.rig.core.add(wanted)
+            else:
+                self.rig.add(wanted)
 
-    @rule(count=st.integers(1, 8))
+    @rule(count=st.integers(1, 12))
     def step(self, count):
         for _ in range(count):
             self.rig.step()
@@ -254,8 +259,53 @@ class Lives(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(
-    max_examples=60,
-    stateful_step_count=25,
+    max_examples=40,
+    stateful_step_count=20,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+
+
+def random_lives(seed: int) -> tuple[Rig, set[str]]:
+    """200 random steps on a pool too small for what runs on it; ends with nothing left to do."""
+    draw = random.Random(seed)
+    block_size = draw.choice([4, 8])
+    rig = Rig(
+        config(
+            draw.randint(12, 40),
+            block_size=block_size,
+            max_num_seqs=8,
+            max_num_batched_tokens=draw.choice([8, 40, 100]),
+            reserve=draw.choice([0, 0.02]),
+            prefix_cache=seed % 4 != 0,
+        )
+    )
+    cut: set[str] = set()
+    for step in range(200):
+        if draw.random() < 0.4:
+            length = draw.randint(1, rig.config.max_sequence_tokens // 3)
+            prompt = (*tokens(length - length // 4), *tokens(length // 4, draw.randint(1, 5)))
+            namespace = draw.choice("aab")
+            rig.add(request(f"r{step}", prompt, draw.randint(1, 60), namespace))
+        live = sorted(rig.core._scheduler.requests)
+        if live and draw.random() < 0.05:
+            cut.add(live[0])
+            rig.core.abort(live[0])
+            rig.check()
+        elif live and draw.random() < 0.1:
+            rig.forced.request_ids = set(draw.sample(live, min(2, len(live))))
+        rig.step()
+    rig.drain()
+    return rig, cut
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_b8_random_steps_on_a_crowded_pool_lose_no_block_and_change_no_output(seed):
+    rig, cut = random_lives(seed)
+    stats = rig.core.stats()
+    assert stats.held_blocks == 0
+    assert stats.preemptions > 0
+    assert (stats.prefix_hit_tokens > 0) == rig.config.prefix_cache
+    for request_id, wanted in rig.requests.items():
+        if request_id not in cut:
+            rig.assert_output(wanted)
