@@ -50,3 +50,7 @@ def configure_logging(log_format: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
+    # One line per request would cost more than the request; metrics count them.
+    access = logging.getLogger("uvicorn.access")
+    access.handlers, access.propagate = [], False
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

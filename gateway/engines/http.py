@@ -1,4 +1,4 @@
-"""The engine client over HTTP, on a unix socket (`unix:/path`) or a URL.
+"""The engine client over HTTP, on a unix socket (a path, with or without `unix:`) or a URL.
 
 Connections are pooled without a limit (a limit would be a queue outside the fair one), and one is
 reused only after its answer was read to the end: a cancelled call discards its connection.
@@ -39,13 +39,13 @@ class HttpEngine:
 
     def __init__(self, address: str, *, read_timeout_s: float) -> None:
         connector: aiohttp.BaseConnector
-        if address.startswith("unix:"):
+        if address.startswith(("http://", "https://")):
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+            self._base = address.rstrip("/")
+        else:
             path = address.removeprefix("unix:")
             connector = aiohttp.UnixConnector(path, limit=0, keepalive_timeout=KEEP_ALIVE_S)
             self._base = "http://engine"
-        else:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
-            self._base = address.rstrip("/")
         self._name = address
         self._completions = f"{self._base}/v1/completions"
         self._session = aiohttp.ClientSession(

@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import functools
+import shutil
+import sqlite3
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +18,7 @@ import pytest
 from engine.protocol.text.model import load_text_model
 from gateway.app import run
 from gateway.settings import Settings
-from migrations.runner import upgrade_async
+from migrations.runner import upgrade
 from tenancy import tenants
 from tenancy.db import Database
 from tenancy.keyring import Keyring
@@ -28,6 +32,18 @@ def text_model(smollm2):
     return load_text_model(smollm2, MODEL)
 
 
+@functools.cache
+def migrated_database() -> bytes:
+    """An empty database of the newest schema, migrated once."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "evenhand.db"
+        thread = threading.Thread(target=upgrade, args=(f"sqlite:///{path}",))
+        thread.start()
+        thread.join()
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            return connection.serialize()
+
+
 @dataclass
 class Running:
     """One running gateway; `sdk` and `http` speak to its public listener."""
@@ -36,6 +52,7 @@ class Running:
     admin_url: str
     admin_socket: Path
     database: Database
+    database_path: Path
     keyring: Keyring
     upstream: Upstream
     key: str
@@ -61,16 +78,19 @@ class Running:
                 await tenants.change_limits(repos, slug, limits)
         return tenant, key
 
-    async def usage(self, tenant=None) -> list:
-        """All usage rows of a tenant, once the writer has flushed."""
-        from sqlalchemy import text
+    def rows(self, tenant=None) -> list[dict]:
+        """The usage rows of a tenant that are in the database now."""
+        with contextlib.closing(sqlite3.connect(self.database_path)) as connection:
+            connection.row_factory = sqlite3.Row
+            rows = [dict(row) for row in connection.execute("SELECT * FROM usage")]
+        wanted = (tenant or self.tenant).id.hex
+        return [row for row in rows if row["tenant_id"].replace("-", "") == wanted]
 
-        await asyncio.sleep(0.15)
-        async with self.database.reading() as repos:
-            rows = await repos._session.execute(text("SELECT * FROM usage ORDER BY created_at"))
-            found = [row._asdict() for row in rows]
-        wanted = (tenant or self.tenant).id
-        return [row for row in found if str(row["tenant_id"]).replace("-", "") == wanted.hex]
+    async def usage(self, tenant=None) -> list[dict]:
+        """The same, once something was written and nothing more comes."""
+        await self.eventually(lambda: self.rows(tenant))
+        await asyncio.sleep(0.1)
+        return self.rows(tenant)
 
     async def metrics(self) -> dict[str, float]:
         async with aiohttp.ClientSession() as client:
@@ -91,7 +111,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running_gateway(tmp_path, text_model, *, gateway=None, fairness=None, upstreams=1):
-    short = Path(tempfile.mkdtemp(prefix="eh"))
+    short = Path(tempfile.mkdtemp(prefix="eh"))  # a socket's path must be short
     settings = Settings(
         data_dir=short,
         gateway={
@@ -106,7 +126,7 @@ async def running_gateway(tmp_path, text_model, *, gateway=None, fairness=None, 
         fairness=fairness or {},
     )
     keyring = Keyring.create(settings.effective_keyring_file)
-    await upgrade_async(settings.effective_database_url)
+    (short / "evenhand.db").write_bytes(migrated_database())
     database = Database(settings.effective_database_url)
     now = datetime.now(UTC)
     async with database.transaction() as repos:
@@ -132,6 +152,7 @@ async def running_gateway(tmp_path, text_model, *, gateway=None, fairness=None, 
             endpoints.admin_url,
             endpoints.admin_socket,
             database,
+            short / "evenhand.db",
             keyring,
             upstream,
             key,
@@ -147,6 +168,7 @@ async def running_gateway(tmp_path, text_model, *, gateway=None, fairness=None, 
             stop.set()
             await task
             await database.dispose()
+            shutil.rmtree(short)
 
 
 @pytest.fixture

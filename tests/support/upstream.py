@@ -119,7 +119,7 @@ class Upstream:
             if script.break_after is not None and index > script.break_after:
                 await response.write(b"".join(parts))
                 request.transport.abort()
-                return response
+                raise asyncio.CancelledError  # nobody is left to answer
             if script.error_after is not None and index > script.error_after:
                 parts.append(_event({"error": {"message": "secret engine words"}}))
                 await response.write(b"".join(parts))
@@ -174,7 +174,9 @@ async def _pause(seconds: float, ending: asyncio.Event) -> bool:
 @asynccontextmanager
 async def serve(upstream: Upstream, path: str):
     """Run it on a unix socket; yields its engine address."""
-    runner = web.AppRunner(upstream.app(), access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(
+        upstream.app(), access_log=None, shutdown_timeout=0.1, handler_cancellation=True
+    )
     await runner.setup()
     await web.UnixSite(runner, path).start()
     try:
