@@ -28,7 +28,11 @@ class _SocketConnection(http.client.HTTPConnection):
 
 
 def ask(path: Path, tenant_id: UUID) -> dict[str, Any] | None:
-    """What the gateway answers, or None where none runs. Raises LeftUnavailableError."""
+    """What the gateway answers, or None where none runs. Raises LeftUnavailableError.
+
+    Requests and tokens left this minute by limit (null: not limited), and the requests `queued` and
+    `running` now.
+    """
     connection = _SocketConnection(path)
     try:
         connection.request("GET", f"/left?tenant={tenant_id}")
@@ -42,5 +46,7 @@ def ask(path: Path, tenant_id: UUID) -> dict[str, Any] | None:
     finally:
         connection.close()
     if not isinstance(answer, dict):
-        raise LeftUnavailableError(f"the gateway answered with status {response.status}")
+        raise LeftUnavailableError(
+            f"the gateway gives no figures for this tenant (status {response.status})"
+        )
     return answer

@@ -33,8 +33,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> No
         table.add_column(column.replace("_", " "), no_wrap=True)
     for row in rows:
         table.add_row(*(_text(row[column]) for column in columns))
-    width = Console(width=MAX_TABLE_WIDTH).measure(table).maximum
-    Console(width=width, markup=False, highlight=False).print(table)
+    console = Console(width=MAX_TABLE_WIDTH, markup=False, highlight=False)
+    console.width = console.measure(table).maximum
+    console.print(table)
 
 
 def _text(value: object) -> str:

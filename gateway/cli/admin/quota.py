@@ -1,6 +1,8 @@
 """`evenhand admin quota`: limits of a tenant or a key at every level, and what is left."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -10,13 +12,14 @@ from gateway.cli.admin.output import JsonFlag, TenantOption
 from gateway.cli.admin.parsing import LimitChange, parse_limit
 from gateway.cli.admin.session import load_settings, read, write
 from tenancy import tenants
-from tenancy.entities import ApiKey, Plan, Tenant
+from tenancy.entities import ApiKey, EffectiveLimit, Plan, Tenant
 from tenancy.errors import NotFoundError
 from tenancy.quotas import LIMIT_NAMES, as_mapping, effective
 from tenancy.repositories import Repositories
 
 app = typer.Typer(help="Set and show limits.", no_args_is_help=True)
 
+IN_USE: Mapping[str, str] = MappingProxyType({"concurrency": "running", "max_queued": "queued"})
 KeyOption = Annotated[
     str | None, typer.Option("--key", metavar="KEY_ID", help="One of the tenant's keys.")
 ]
@@ -55,6 +58,14 @@ class Levels:
             "left": left_now,
         }
 
+    def left_of(self, name: str, left_now: Mapping[str, int | None]) -> int | None:
+        """What the tenant may still take of one limit; limits of one request do not run out."""
+        in_use = left_now.get(IN_USE.get(name, ""))
+        if in_use is None:
+            return left_now.get(name)
+        limit: EffectiveLimit = getattr(effective(self.plan.limits, self.tenant.limits), name)
+        return max(0, limit.value - in_use)
+
 
 async def _levels(repos: Repositories, tenant: Tenant, key: ApiKey | None) -> Levels:
     plan = await repos.plans.get(tenant.plan)
@@ -80,7 +91,7 @@ def _print(levels: Levels, *, as_json: bool) -> None:
         set_at = {level: (of or {}).get(name) for level, of in document["levels"].items()}
         limit = document["effective"][name]
         value = None if limit is None else f"{limit['value']} ({limit['level']})"
-        rest = None if left_now is None else left_now.get(name)
+        rest = None if left_now is None else levels.left_of(name, left_now)
         rows.append({"limit": name, **set_at, "effective": value, "left": rest})
     output.print_table([*columns, "effective", "left"], rows)
 
