@@ -125,7 +125,7 @@ def _upgrade(connection: Connection) -> SchemaState:
 
 
 async def _connected(url: URL, work: Callable[[Connection], _T]) -> _T:
-    engine = make_engine(url)
+    engine = make_engine(url, command_timeout_s=None)  # the server's own limits are longer
     try:
         async with _connection(engine.connect()) as connection:
             return await connection.run_sync(work)

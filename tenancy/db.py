@@ -51,14 +51,14 @@ def parse_url(text: str) -> URL:
     return url.set(drivername=driver)
 
 
-def make_engine(url: URL) -> AsyncEngine:
-    """An engine for a URL from `parse_url`."""
+def make_engine(url: URL, command_timeout_s: float | None = COMMAND_TIMEOUT_S) -> AsyncEngine:
+    """An engine for a URL from `parse_url`; on PostgreSQL no command may take longer than given."""
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url)
     return create_async_engine(
         url,
         pool_pre_ping=True,
-        connect_args={"timeout": CONNECT_TIMEOUT_S, "command_timeout": COMMAND_TIMEOUT_S},
+        connect_args={"timeout": CONNECT_TIMEOUT_S, "command_timeout": command_timeout_s},
     )
 
 

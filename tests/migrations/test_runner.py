@@ -170,6 +170,28 @@ async def test_a_migration_waits_for_postgresqls_lock(postgres):
     assert (await check_async(url)).is_current
 
 
+async def test_postgresqls_lock_is_not_waited_for_for_ever(postgres, monkeypatch):
+    url = await postgres.create_database()
+    monkeypatch.setattr(runner, "LOCK_WAIT_S", 0.1)
+    engine = make_engine(parse_url(url))
+    async with engine.connect() as holder:
+        await holder.execute(text(f"SELECT pg_advisory_lock({runner.ADVISORY_LOCK})"))
+        with pytest.raises(MigrationError, match="lock timeout"):
+            await upgrade_async(url)
+    await engine.dispose()
+    assert (await upgrade_async(url)).current is None
+
+
+async def test_the_drivers_limit_for_requests_does_not_cut_a_migration_off(postgres):
+    url = await postgres.create_database()
+
+    def timeout(connection):
+        return connection.connection.driver_connection._config.command_timeout
+
+    assert await runner._connected(parse_url(url), timeout) is None
+    assert await inspected(url, timeout) == 10
+
+
 def test_a_path_with_a_percent_sign(tmp_path):
     folder = tmp_path / "100%sure"
     folder.mkdir()
