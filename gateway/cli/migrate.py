@@ -19,9 +19,14 @@ def migrate(
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Bring the database to the newest schema; safe to start any number of times at once."""
+    """Bring the database to the newest schema; safe to start any number of times at once.
+
+    A new deployment gets its keyring here too, in the data directory or where it is said to be.
+    An older one without its keyring does not: new secrets would make every key of it worthless.
+    """
     from migrations import runner
     from tenancy.datadir import DataDir
+    from tenancy.keyring import Keyring
 
     settings = load_settings()
     url = settings.effective_database_url
@@ -29,6 +34,9 @@ def migrate(
         if not check and settings.database_url is None:
             DataDir(settings.data_dir).create()
         state = runner.check(url) if check else runner.upgrade(url)
+        named = settings.database_url is None or settings.keyring_file is not None
+        if not check and state.current is None and named:
+            Keyring.load_or_create(settings.effective_keyring_file)
     now = state.current if check else state.head
     if as_json:
         before = {} if check else {"before": state.current}

@@ -1,9 +1,9 @@
 """One running product for the end-to-end tests of a module."""
 
 import pytest
-from tests.support.otlp import OtlpReceiver
 
 from tests.support import stack as product
+from tests.support.otlp import OtlpReceiver
 
 
 @pytest.fixture(scope="session")

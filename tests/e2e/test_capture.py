@@ -15,6 +15,8 @@ import pytest
 from tests.support import stack as product
 from tests.support.relay import Relay
 
+HELLO = [{"role": "user", "content": "Hi"}]
+
 
 @contextlib.contextmanager
 def process(*arguments, **environment):
@@ -73,20 +75,28 @@ def captured(tmp_path_factory, smollm2):
 
 def test_every_request_carries_its_tenants_namespace(captured):
     relay, keys, _ = captured
+    callers = {}  # seed: tenant; connections are reused, so bodies come in no order of time
     for slug in ("a", "b", "a"):
         with openai.OpenAI(base_url="http://127.0.0.1:18423/v1", api_key=keys[slug]) as client:
             model = client.models.list().data[0].id
-            asked = {"model": model, "max_tokens": 1}
-            client.completions.create(prompt="Hello", **asked)
-            client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], **asked)
-            list(client.completions.create(prompt="Hello", stream=True, **asked))
+            for ask in (
+                lambda **asked: client.completions.create(prompt="Hello", **asked),
+                lambda **asked: client.chat.completions.create(messages=HELLO, **asked),
+                lambda **asked: list(
+                    client.completions.create(prompt="Hello", stream=True, **asked)
+                ),
+            ):
+                seed = len(callers)
+                callers[seed] = slug
+                ask(model=model, max_tokens=1, seed=seed)
     bodies = relay.requests("/v1/completions")
-    assert len(bodies) == 9
-    salts = [body["cache_salt"] for body in bodies]
-    assert all(re.fullmatch(r"[A-Za-z0-9_-]{43}", salt) for salt in salts)
-    assert len(set(salts[:3] + salts[6:])) == 1
-    assert len(set(salts[3:6])) == 1
-    assert salts[0] != salts[3]
+    assert sorted(body["seed"] for body in bodies) == sorted(callers)
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]{43}", body["cache_salt"]) for body in bodies)
+    salts = {slug: set() for slug in keys}
+    for body in bodies:
+        salts[callers[body["seed"]]].add(body["cache_salt"])
+    assert len(salts["a"]) == len(salts["b"]) == 1
+    assert salts["a"] != salts["b"]
     assert relay.requests("/v1/chat/completions") == []
 
 

@@ -55,10 +55,11 @@ class Relay:
 
     @staticmethod
     def _pump(source: socket.socket, target: socket.socket, keep: bytearray) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65_536):
-                keep += data
-                target.sendall(data)
-        for end in (source, target):
+        """Copy one way until either end is gone; the copy the other way closes `target`."""
+        with source:
             with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+                while data := source.recv(65_536):
+                    keep += data
+                    target.sendall(data)
+            with contextlib.suppress(OSError):
+                target.shutdown(socket.SHUT_RDWR)

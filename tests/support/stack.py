@@ -1,5 +1,6 @@
 """The product as a user starts it: `evenhand serve` in a process, the admin CLI beside it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -78,6 +79,10 @@ class Stack:
             self.process.kill()
             self.process.wait()
             raise
+        finally:
+            for pipe in (self.process.stdout, self.process.stderr):
+                if pipe is not None:
+                    pipe.close()
 
 
 def start(data_dir: Path, model: Path, **environment: str) -> Stack:
@@ -116,4 +121,6 @@ def start(data_dir: Path, model: Path, **environment: str) -> Stack:
 
 def _drain(process: subprocess.Popen[str], into: list[str]) -> None:
     assert process.stderr is not None
-    into.extend(iter(process.stderr.readline, ""))
+    with contextlib.suppress(ValueError):  # closed by `stop`
+        for line in process.stderr:
+            into.append(line)  # noqa: PERF402 - each line shows while the product runs
