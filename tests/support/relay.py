@@ -3,25 +3,29 @@
 import contextlib
 import json
 import socket
+import socketserver
 import threading
 from pathlib import Path
 
 
-class Relay:
+class Relay(socketserver.ThreadingUnixStreamServer):
     """Listens on `here`, connects to `there` for each caller, and records what callers send."""
 
     def __init__(self, here: Path, there: Path) -> None:
-        self._there = there
-        self._sent: list[bytearray] = []
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(str(here))
-        self._server.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(str(here), _Caller)
+        self.there = there
+        self.sent: list[bytearray] = []
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop accepting and wait for the callers that are left."""
+        self.shutdown()
+        self.server_close()
 
     def requests(self, path: str) -> list[dict]:
         """The JSON bodies posted to `path`, in the order of their connections."""
         found = []
-        for stream in list(self._sent):
+        for stream in list(self.sent):
             rest = bytes(stream)
             while b"\r\n\r\n" in rest:
                 head, _, rest = rest.partition(b"\r\n\r\n")
@@ -36,30 +40,24 @@ class Relay:
                     found.append(json.loads(body))
         return found
 
-    def close(self) -> None:
-        """Stop accepting; connections end with their callers."""
-        self._server.close()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                caller, _ = self._server.accept()
-                far = socket.socket(socket.AF_UNIX)
-                far.connect(str(self._there))
-                record = bytearray()
-                self._sent.append(record)
-                for source, target, keep in ((caller, far, record), (far, caller, bytearray())):
-                    threading.Thread(
-                        target=self._pump, args=(source, target, keep), daemon=True
-                    ).start()
+class _Caller(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        assert isinstance(self.server, Relay)
+        record = bytearray()
+        self.server.sent.append(record)
+        with socket.socket(socket.AF_UNIX) as far:
+            far.connect(str(self.server.there))
+            back = threading.Thread(target=_copy, args=(far, self.request, bytearray()))
+            back.start()
+            _copy(self.request, far, record)
+            back.join()
 
-    @staticmethod
-    def _pump(source: socket.socket, target: socket.socket, keep: bytearray) -> None:
-        """Copy one way until either end is gone; the copy the other way closes `target`."""
-        with source:
-            with contextlib.suppress(OSError):
-                while data := source.recv(65_536):
-                    keep += data
-                    target.sendall(data)
-            with contextlib.suppress(OSError):
-                target.shutdown(socket.SHUT_RDWR)
+
+def _copy(source: socket.socket, target: socket.socket, keep: bytearray) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65_536):
+            keep += data
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
