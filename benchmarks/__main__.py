@@ -11,9 +11,8 @@ import platform
 import sys
 from pathlib import Path
 
-from engine.model.store import pull
-
 from benchmarks import engine_speed, gateway_overhead, prefix_ttft
+from engine.model.store import pull
 
 SECTIONS = {
     "engine_speed": engine_speed.run,

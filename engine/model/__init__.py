@@ -1,0 +1,1 @@
+"""Models: where they are, how they are read, and what they compute."""

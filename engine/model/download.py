@@ -170,7 +170,7 @@ def _fetch_repository(api: Any, repository: str, partial: Path, progress: Progre
     info = api.model_info(repository, files_metadata=True)
     files = _choose_files(repository, info.siblings or [])
     # A folder for each revision: parts of two revisions never mix.
-    folder = partial / info.sha
+    folder: Path = partial / info.sha
     folder.mkdir(parents=True, exist_ok=True)
     meter = _Meter(sum(file.size or 0 for file in files), progress)
     for file in files:
@@ -185,7 +185,7 @@ def _fetch_file(repository: str, revision: str, file: Any, folder: Path, meter: 
     # The hub's own download starts a file anew after an interruption; this goes on.
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined] # by name only
 
     part = folder / f"{file.rfilename}.part"
     if part.exists() and part.stat().st_size > (file.size or 0):
@@ -215,7 +215,7 @@ def _is_what_the_hub_lists(path: Path, file: Any) -> bool:
         return file_sha256(path, _unseen) == str(file.lfs.sha256)
     data = path.read_bytes()
     blob = hashlib.sha1(b"blob %d\0%b" % (len(data), data), usedforsecurity=False)
-    return blob.hexdigest() == file.blob_id
+    return blob.hexdigest() == str(file.blob_id)
 
 
 def _choose_files(repository: str, siblings: list[Any]) -> list[Any]:
