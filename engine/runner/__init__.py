@@ -1,0 +1,1 @@
+"""Runs a model for the engine core: lays out batches, computes them, samples."""

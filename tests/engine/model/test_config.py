@@ -1,0 +1,139 @@
+import json
+import math
+
+import pytest
+
+from engine.model.config import config_from_gguf, config_from_json, read_config_json
+from engine.protocol.text.errors import ModelFileError
+
+METADATA = {
+    "general.architecture": "llama",
+    "llama.block_count": 30,
+    "llama.context_length": 8192,
+    "llama.embedding_length": 576,
+    "llama.feed_forward_length": 1536,
+    "llama.attention.head_count": 9,
+    "llama.attention.head_count_kv": 3,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.rope.dimension_count": 64,
+    "llama.rope.freq_base": 100000.0,
+}
+SHAPES = {"token_embd.weight": (49152, 576)}
+
+JSON = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 300,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model"
+
+
+def test_gguf_metadata(path):
+    config = config_from_gguf(path, METADATA, SHAPES)
+    assert (config.num_layers, config.hidden_size, config.intermediate_size) == (30, 576, 1536)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
+    assert (config.vocab_size, config.context_length) == (49152, 8192)
+    assert (config.rope_theta, config.norm_eps) == (100000.0, 1e-5)
+    assert config.qkv_size == (9 + 3 + 3) * 64
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported"),
+        ({"llama.expert_count": 8}, "expert_count"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type = 'yarn'"),
+        ({"llama.rope.dimension_count": 32}, "rope.dimension_count"),
+        ({"llama.attention.value_length": 32}, "value_length"),
+        ({"llama.block_count": 0}, "block_count"),
+        ({"llama.block_count": 10**9}, "block_count"),
+        ({"llama.block_count": None}, "block_count is None"),
+        ({"llama.block_count": True}, "block_count"),
+        ({"llama.embedding_length": -1}, "embedding_length"),
+        ({"llama.attention.head_count": [9, 9]}, "head_count"),
+        ({"llama.attention.head_count_kv": 2}, "9 query heads cannot share 2"),
+        ({"llama.attention.key_length": 33, "llama.rope.dimension_count": None}, "odd"),
+        ({"llama.rope.freq_base": math.inf}, "freq_base"),
+        ({"llama.attention.layer_norm_rms_epsilon": "1"}, "epsilon"),
+    ],
+)
+def test_gguf_refusals_name_file_and_reason(path, change, reason):
+    metadata = {**METADATA, **change}
+    with pytest.raises(ModelFileError) as caught:
+        config_from_gguf(path, metadata, SHAPES)
+    assert str(path) in str(caught.value)
+    assert reason in str(caught.value)
+
+
+def test_gguf_without_an_embedding_is_refused(path):
+    with pytest.raises(ModelFileError, match="token_embd"):
+        config_from_gguf(path, METADATA, {})
+
+
+@pytest.mark.parametrize(
+    ("extra", "theta"),
+    [
+        ({"rope_theta": 5e5}, 5e5),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5),
+        ({"rope_theta": 5e5, "rope_scaling": None}, 5e5),
+        ({}, 10000.0),
+    ],
+)
+def test_rope_base_of_old_and_new_configs(path, extra, theta):
+    assert config_from_json(path, {**JSON, **extra}).rope_theta == theta
+
+
+def test_head_counts_default_as_in_transformers(path):
+    config = config_from_json(path, JSON)
+    assert (config.num_kv_heads, config.head_dim) == (4, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model_type": "qwen3_moe"}, "'qwen3_moe' is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "rope scaling 'llama3'"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope scaling 'linear'"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope scaling 'yarn'"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_parameters": [1]}, "rope_parameters is not an object"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"vocab_size": 1 << 40}, "vocab_size"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+    ],
+)
+def test_json_refusals_name_file_and_reason(path, change, reason):
+    with pytest.raises(ModelFileError) as caught:
+        config_from_json(path, {**JSON, **change})
+    assert str(path) in str(caught.value)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])
+def test_a_broken_config_file_is_one_clear_error(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ModelFileError, match="JSON"):
+        read_config_json(path)
+
+
+def test_a_missing_config_file_is_one_clear_error(path):
+    with pytest.raises(ModelFileError, match="cannot be read"):
+        read_config_json(path)
+
+
+def test_a_good_config_file(path):
+    path.write_text(json.dumps(JSON))
+    assert read_config_json(path) == JSON

@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+import torch
+
+from engine.core.batch import ScheduledBatch, ScheduledRow
+from engine.core.request import SamplingParams
+from engine.model.load import load_model
+from engine.runner.sampler import sample
+from engine.runner.torch_runner import TorchRunner
+from tests.support.tiny_llama import tiny_llama
+
+BLOCK = 16
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    tiny_llama().save_pretrained(folder)
+    return load_model(folder, threads=2)
+
+
+@pytest.fixture
+def runner(model):
+    return TorchRunner(model, 32, BLOCK, 4, 64)
+
+
+def batch(*rows):
+    return ScheduledBatch(1, rows, sum(len(row.token_ids) for row in rows))
+
+
+def row(name, tokens, start, table, sampling=GREEDY, output_index=0):
+    return ScheduledRow(name, tokens, start, table, sampling, output_index)
+
+
+def test_only_rows_that_sample_get_a_token(runner):
+    out = runner.execute(batch(row("a", [5], 0, [3]), row("b", [1, 2, 3], 0, [9], sampling=None)))
+    assert set(out.token_ids) == {"a"}
+
+
+def test_a_batch_without_samples_still_writes_its_keys(runner):
+    tokens = list(range(40))
+    whole = runner.execute_logits(batch(row("a", tokens, 0, [1, 2, 3])))
+    runner.execute(batch(row("b", tokens[:20], 0, [9, 4, 30], sampling=None)))
+    rest = runner.execute_logits(batch(row("b", tokens[20:], 20, [9, 4, 30])))
+    torch.testing.assert_close(rest, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_shuffled_block_tables_change_nothing(runner):
+    tokens = list(range(50))
+    first = runner.execute_logits(batch(row("a", tokens, 0, [0, 1, 2, 3])))
+    second = runner.execute_logits(batch(row("a", tokens, 0, [31, 7, 19, 2])))
+    assert torch.equal(first, second)
+
+
+def test_a_neighbour_does_not_reach_a_rows_logits(runner):
+    tokens = list(range(20))
+    alone = runner.execute_logits(batch(row("a", tokens, 0, [5, 6])))
+    beside = runner.execute_logits(
+        batch(row("b", [9] * 30, 0, [7, 8]), row("a", tokens, 0, [5, 6]))
+    )
+    torch.testing.assert_close(beside[1], alone[0], atol=1e-4, rtol=1e-4)
+
+
+def test_tokens_come_from_the_sampler_with_the_rows_own_key(runner):
+    params = SamplingParams(max_tokens=8, temperature=1.5, top_k=40, seed=11)
+    work = batch(row("a", [3, 4, 5], 0, [2], params, 6), row("b", [1], 0, [4], params, 2))
+    logits = runner.execute_logits(work).numpy()
+    assert runner.execute(work).token_ids == {
+        "a": sample(logits[0], params, 6),
+        "b": sample(logits[1], params, 2),
+    }
+
+
+def test_an_empty_batch_yields_nothing(runner):
+    assert runner.execute(batch()).token_ids == {}
+
+
+def test_batches_beyond_the_declared_sizes_are_refused(runner):
+    with pytest.raises(ValueError, match="65 tokens exceeds"):
+        runner.execute(batch(row("a", [1] * 65, 0, list(range(5)))))
+    with pytest.raises(ValueError, match="5 rows"):
+        runner.execute(batch(*(row(str(i), [1], 0, [i]) for i in range(5))))
+
+
+def test_warming_up_leaves_no_trace(runner):
+    assert not runner._pages.keys.any()
+    assert not runner._pages.values.any()
+
+
+def test_kv_memory_is_counted_in_whole_blocks(model):
+    per_block = 2 * 2 * 2 * 20 * 4 * BLOCK  # keys and values, layers, heads, head size, bytes
+    assert TorchRunner.num_blocks_for(model, 10 * per_block + per_block - 1, BLOCK) == 10
+    pages = TorchRunner(model, 3, BLOCK, 1, 16)._pages
+    assert pages.keys.nbytes + pages.values.nbytes == 3 * per_block
+
+
+def test_the_digest_is_the_models(runner, model):
+    assert runner.model_digest == model.digest
+    assert len(runner.model_digest) == 32
+
+
+def test_long_generation_crosses_pages(runner):
+    """Token by token over three pages equals one pass over all of it."""
+    tokens = np.random.default_rng(0).integers(0, 300, 40).tolist()
+    table = [8, 3, 21]
+    steps = [
+        runner.execute_logits(batch(row("a", [token], position, table)))[0]
+        for position, token in enumerate(tokens)
+    ]
+    whole = runner.execute_logits(batch(row("b", tokens, 0, [1, 2, 4])))[0]
+    torch.testing.assert_close(steps[-1], whole, atol=1e-4, rtol=1e-4)

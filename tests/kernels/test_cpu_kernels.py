@@ -1,0 +1,178 @@
+"""The CPU kernels against their plain twins, over shapes that straddle pages and tiles."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.api import BatchLayout, KvPages
+from kernels.cpu.ops import CpuKernels
+from kernels.reference import ReferenceKernels
+
+FAST, PLAIN = CpuKernels(threads=2), ReferenceKernels()
+
+
+def random_tensor(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_layout(rows, page_size, num_pages, seed):
+    """Rows of (start, count) over shuffled pages."""
+    order = np.random.default_rng(seed).permutation(num_pages).tolist()
+    used = [-(-(start + count) // page_size) for start, count in rows]
+    tables = torch.zeros(len(rows), max(used), dtype=torch.int32)
+    for row, pages in enumerate(used):
+        tables[row, :pages] = torch.tensor([order.pop() for _ in range(pages)])
+    counts = [count for _, count in rows]
+    return BatchLayout(
+        positions=torch.cat([torch.arange(start, start + count) for start, count in rows]),
+        row_starts=torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
+        first_positions=torch.tensor([start for start, _ in rows], dtype=torch.int32),
+        block_tables=tables,
+    )
+
+
+def pages_filled_up_to(layout, rows, kv_heads, head_dim, page_size, num_pages):
+    """Random keys and values at every position of every row; NaN in every slot nobody holds."""
+    pages = KvPages.allocate(2, num_pages, kv_heads, head_dim, page_size)
+    pages.keys.fill_(float("nan"))
+    pages.values.fill_(float("nan"))
+    for row, (start, count) in enumerate(rows):
+        for position in range(start + count):
+            page = layout.block_tables[row, position // page_size]
+            seed = row * 10_007 + position
+            pages.keys[1, page, :, :, position % page_size] = random_tensor(
+                seed, kv_heads, head_dim
+            )
+            pages.values[1, page, :, position % page_size] = random_tensor(
+                ~seed & 0xFFFF, kv_heads, head_dim
+            )
+    return pages
+
+
+def assert_attention_equals_reference(rows, kv_heads, shared, head_dim, page_size, seed):
+    num_pages = sum(-(-(start + count) // page_size) for start, count in rows) + 3
+    layout = make_layout(rows, page_size, num_pages, seed)
+    pages = pages_filled_up_to(layout, rows, kv_heads, head_dim, page_size, num_pages)
+    tokens = sum(count for _, count in rows)
+    qkv = 2 * random_tensor(seed, tokens, (shared + 2) * kv_heads * head_dim)
+    got = FAST.paged_attention(qkv, pages, 1, layout)
+    expected = PLAIN.paged_attention(qkv, pages, 1, layout)
+    assert torch.isfinite(expected).all()
+    torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
+
+
+# One kernel is compiled per (page size, head size): the first sizes are the default model's.
+SIZES = [(16, 64), (5, 20)]
+
+
+@pytest.mark.parametrize(("page_size", "head_dim"), SIZES)
+@pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(0, 1)],
+        [(15, 1), (16, 1), (17, 1), (127, 1), (128, 1), (200, 1)],
+        [(0, 15), (0, 16), (0, 17)],
+        [(130, 33), (5, 1), (0, 40), (64, 1)],
+    ],
+    ids=["one", "decodes", "prefills", "mixed"],
+)
+def test_attention_equals_reference(rows, shared, page_size, head_dim):
+    assert_attention_equals_reference(rows, 2, shared, head_dim, page_size, seed=len(rows))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 40)), min_size=1, max_size=4),
+    kv_heads=st.integers(1, 3),
+    shared=st.integers(1, 9),
+    size=st.sampled_from(SIZES),
+    seed=st.integers(0, 1000),
+)
+def test_attention_equals_reference_for_any_batch(rows, kv_heads, shared, size, seed):
+    assert_attention_equals_reference(rows, kv_heads, shared, size[1], size[0], seed)
+
+
+def test_attention_survives_extreme_scores():
+    rows = [(0, 20)]
+    layout = make_layout(rows, 16, 4, seed=0)
+    pages = pages_filled_up_to(layout, rows, 1, 64, 16, 4)
+    qkv = 1e4 * random_tensor(1, 20, 3 * 64)
+    got = FAST.paged_attention(qkv, pages, 1, layout)
+    torch.testing.assert_close(got, PLAIN.paged_attention(qkv, pages, 1, layout))
+
+
+def test_a_row_computes_the_same_alone_and_in_a_batch():
+    rows = [(40, 1), (7, 30), (100, 1)]
+    layout = make_layout(rows, 16, 20, seed=4)
+    pages = pages_filled_up_to(layout, rows, 2, 64, 16, 20)
+    qkv = random_tensor(2, 32, 5 * 2 * 64)
+    together = FAST.paged_attention(qkv, pages, 1, layout)
+    alone = BatchLayout(
+        positions=layout.positions[31:],
+        row_starts=torch.tensor([0, 1], dtype=torch.int32),
+        first_positions=layout.first_positions[2:],
+        block_tables=layout.block_tables[2:].contiguous(),
+    )
+    assert torch.equal(FAST.paged_attention(qkv[31:], pages, 1, alone)[0], together[31])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=4),
+    kv_heads=st.integers(1, 3),
+    head_dim=st.sampled_from([2, 6, 64]),
+    page_size=st.integers(1, 17),
+)
+def test_store_kv_writes_exactly_what_the_reference_writes(rows, kv_heads, head_dim, page_size):
+    num_pages = sum(-(-(start + count) // page_size) for start, count in rows)
+    layout = make_layout(rows, page_size, num_pages, seed=1)
+    tokens = sum(count for _, count in rows)
+    qkv = random_tensor(3, tokens, (4 + 2) * kv_heads * head_dim)
+    ours = KvPages.allocate(2, num_pages, kv_heads, head_dim, page_size)
+    theirs = KvPages.allocate(2, num_pages, kv_heads, head_dim, page_size)
+    FAST.store_kv(qkv, ours, 1, layout)
+    PLAIN.store_kv(qkv, theirs, 1, layout)
+    assert torch.equal(ours.keys, theirs.keys)
+    assert torch.equal(ours.values, theirs.values)
+
+
+@settings(max_examples=30, deadline=None)
+@given(tokens=st.integers(1, 9), width=st.integers(1, 70), exponent=st.integers(-12, 12))
+def test_rms_norm_equals_reference(tokens, width, exponent):
+    x = random_tensor(width, tokens, width) * 10.0**exponent
+    weight = random_tensor(1, width)
+    torch.testing.assert_close(
+        FAST.rms_norm(x, weight, 1e-5), PLAIN.rms_norm(x, weight, 1e-5), rtol=1e-5, atol=1e-6
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    tokens=st.integers(1, 5),
+    half=st.integers(1, 40),
+    num_heads=st.integers(1, 4),
+    others=st.integers(0, 2),
+)
+def test_rotary_equals_reference_and_leaves_values_alone(tokens, half, num_heads, others):
+    angles = 100 * random_tensor(5, tokens, half)
+    ours = random_tensor(6, tokens, (num_heads + others) * 2 * half)
+    before, theirs = ours.clone(), ours.clone()
+    FAST.rotary(ours, angles.cos(), angles.sin(), num_heads)
+    PLAIN.rotary(theirs, angles.cos(), angles.sin(), num_heads)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert torch.equal(ours[:, num_heads * 2 * half :], before[:, num_heads * 2 * half :])
+
+
+def test_silu_mul_equals_reference():
+    gate_up = 10 * random_tensor(7, 5, 60)
+    torch.testing.assert_close(FAST.silu_mul(gate_up), PLAIN.silu_mul(gate_up))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 16, 33])
+def test_packed_linear_equals_the_plain_product(rows):
+    weight = random_tensor(8, 96, 48)
+    x = random_tensor(9, rows, 48)
+    torch.testing.assert_close(FAST.linear(weight)(x), PLAIN.linear(weight)(x))

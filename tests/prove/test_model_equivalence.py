@@ -1,0 +1,100 @@
+"""The whole matrix: the default model against transformers on the same GGUF file, in fp32.
+
+20 prompts of 5 to 1,500 tokens, 64 tokens each teacher-forced on the reference's: alone and 16 at
+a time, prefix cache cold and warm, prompts in chunks of 32 and in chunks of 512.
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.core.engine_core import CoreConfig
+from engine.model.load import available_cores, load_model
+from engine.protocol.text.model import load_text_model
+from engine.runner.torch_runner import TorchRunner
+from tests.support.equivalence import (
+    LOGIT_TOLERANCE,
+    Comparison,
+    reference_case,
+    worst,
+)
+
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(5400)]
+
+LENGTHS = [5, 9, 15, 16, 17, 31, 32, 33, 48, 64, 100, 127, 128, 200, 256, 333, 512, 777, 1024, 1500]
+NUM_TOKENS = 64
+NUM_BLOCKS = 700  # every prompt and its output at once, and room to keep them cached
+TEXT = (
+    "A fair queue serves the tenant that has had least. Its counter grows by what it was given, "
+    "weighted by what it is due; a newcomer starts at the floor, so that idling earns nothing. "
+)
+
+
+def make_prompts(path):
+    """Half of them English, half of them any tokens at all."""
+    text = load_text_model(path)
+    rng = np.random.default_rng(2026)
+    prompts = []
+    for index, length in enumerate(LENGTHS):
+        words = text.encode(f"{index}. " + TEXT * 40)
+        uniform = rng.integers(0, text.vocab_size, length).tolist()
+        prompts.append(words[:length] if index % 2 else uniform)
+    return prompts
+
+
+@pytest.fixture(scope="module")
+def cases(smollm2):
+    torch.set_num_threads(available_cores())
+    reference = AutoModelForCausalLM.from_pretrained(
+        smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
+    ).eval()
+    return [reference_case(reference, prompt, NUM_TOKENS) for prompt in make_prompts(smollm2)]
+
+
+@pytest.fixture(scope="module")
+def model(smollm2):
+    return load_model(smollm2)
+
+
+def comparison(model, budget, seqs):
+    runner = TorchRunner(model, NUM_BLOCKS, 16, seqs, budget)
+    config = CoreConfig(
+        num_blocks=NUM_BLOCKS,
+        max_model_len=model.config.context_length,
+        model_digest=model.digest,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
+    )
+    return Comparison(runner, config)
+
+
+@pytest.mark.parametrize("budget", [512, 32])
+@pytest.mark.parametrize("at_once", [1, 16])
+def test_logits_and_tokens(model, cases, budget, at_once):
+    engine = comparison(model, budget, at_once)
+    found = {
+        state: worst([engine.run(cases[at : at + at_once]) for at in range(0, len(cases), at_once)])
+        for state in ("cold", "warm")
+    }
+    hits = engine.core.stats().prefix_hit_tokens
+    print(
+        json.dumps(
+            {
+                "claim": "logits equal transformers' on the same GGUF",
+                "prompts": len(cases),
+                "at_once": at_once,
+                "chunk": budget,
+                "prefix_hit_tokens": hits,
+                **{state: dataclasses.asdict(value) for state, value in found.items()},
+            }
+        )
+    )
+    assert hits > sum(LENGTHS) * 0.9
+    for difference in found.values():
+        assert difference.tokens == len(cases) * NUM_TOKENS
+        assert difference.largest_logit_difference <= LOGIT_TOLERANCE
+        assert difference.mismatches_beyond_gap == 0
