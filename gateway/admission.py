@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from engine.protocol import strict_json, wire
@@ -23,6 +24,7 @@ from gateway.errors import Headers, LimitExceeded, ModelNotFound, QueueFull
 from tenancy.entities import EffectiveLimit, EffectiveLimits, TenantContext
 
 BULK_BYTES: Final = 64 * 1024
+LIMITS_CACHED: Final = 1_024
 # The headers' names for our dimensions, in the order they are sent.
 HEADER_NAMES: Final = {
     Dimension.RPM: b"requests",
@@ -216,6 +218,8 @@ class Quotas:
     def __init__(self, book: LimitBook, clock: Callable[[], float]) -> None:
         self._book = book
         self._clock = clock
+        # What a snapshot limits never changes: worked out once per key and revision.
+        self._limits = lru_cache(LIMITS_CACHED)(_limits)
 
     def reserve(self, request_id: str, context: TenantContext, admitted: Admitted) -> None:
         """Take a place and the worst case of every limit, or nothing. Raises LimitExceeded."""
@@ -228,7 +232,7 @@ class Quotas:
         }
         demands = [
             Demand(subject, dimension, amounts[dimension], limit.value, limit.level)
-            for subject, dimension, limit in _limits(context)
+            for subject, dimension, limit in self._limits(_Key(context))
         ]
         outcome = self._book.reserve(self._clock(), request_id, demands)
         if isinstance(outcome, Refusal):
@@ -254,7 +258,7 @@ class Quotas:
         for dimension, name in HEADER_NAMES.items():
             lefts = [
                 self._book.left(now, subject, {dimension: limit.value})[dimension]
-                for subject, limited, limit in _limits(context)
+                for subject, limited, limit in self._limits(_Key(context))
                 if limited is dimension
             ]
             if lefts:
@@ -276,8 +280,25 @@ def _tenant_subject(tenant_id: str) -> str:
     return f"tenant:{tenant_id}"
 
 
-def _limits(context: TenantContext) -> list[tuple[str, Dimension, EffectiveLimit]]:
+class _Key:
+    """A context as a cache key: one key at one revision has one set of limits."""
+
+    __slots__ = ("context", "identity")
+
+    def __init__(self, context: TenantContext) -> None:
+        self.context = context
+        self.identity = (context.key_id, context.revision)
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.identity == other.identity
+
+
+def _limits(cached_by: _Key) -> tuple[tuple[str, Dimension, EffectiveLimit], ...]:
     """Every counted limit with whose it is: a key's own counts for the key, beside its tenant's."""
+    context = cached_by.context
     found = []
     tenant = _tenant_subject(str(context.tenant_id))
     key = f"key:{context.key_id}"
@@ -288,7 +309,7 @@ def _limits(context: TenantContext) -> list[tuple[str, Dimension, EffectiveLimit
         own = _field(context.key_limits, name)
         if own is not None and own.level == "key":
             found.append((key, dimension, own))
-    return found
+    return tuple(found)
 
 
 def _field(limits: EffectiveLimits, name: str) -> EffectiveLimit | None:

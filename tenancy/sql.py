@@ -1,7 +1,7 @@
 """The repositories over SQLAlchemy, on SQLite and PostgreSQL alike; rows become values here."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import date, datetime
 from typing import Any
 from uuid import UUID
@@ -43,6 +43,11 @@ def _utc_day_postgresql(element: utc_day, compiler: SQLCompiler, **kw: Any) -> s
 async def _raise_revision(session: AsyncSession) -> None:
     """Count one write. On PostgreSQL the row's lock also keeps other writers out until the end."""
     await session.execute(update(RevisionRow).values(value=RevisionRow.value + 1))
+
+
+def _values(row: UsageRow) -> dict[str, Any]:
+    """A row's columns. `asdict` copies every value deeply, and there is a row per request."""
+    return {field.name: getattr(row, field.name) for field in fields(row)}
 
 
 async def _require_plan(session: AsyncSession, name: str) -> None:
@@ -215,7 +220,7 @@ class SqlUsageLedger:
         statement = dialect.insert(UsageRecordRow.__table__).on_conflict_do_nothing(
             index_elements=["request_id", "attempt"]
         )
-        await connection.execute(statement, [asdict(row) for row in rows])
+        await connection.execute(statement, [_values(row) for row in rows])
 
     async def totals(self, query: UsageQuery) -> tuple[UsageTotal, ...]:
         """Sums by group, ordered by the groups."""

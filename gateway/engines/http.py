@@ -150,12 +150,13 @@ class HttpStream:
     async def finish(self) -> None:
         """Read the end of the body so that the connection can be reused, or drop it."""
         content = self._response.content
-        try:
-            async with asyncio.timeout(END_OF_BODY_S):
-                while not content.at_eof():
-                    await content.readany()
-        except (TimeoutError, aiohttp.ClientError) as error:
-            log.debug("connection not reused: %s", type(error).__name__)
+        if not content.at_eof():
+            try:
+                async with asyncio.timeout(END_OF_BODY_S):
+                    while not content.at_eof():
+                        await content.readany()
+            except (TimeoutError, aiohttp.ClientError) as error:
+                log.debug("connection not reused: %s", type(error).__name__)
         self._response.close()
 
     def kill(self) -> None:

@@ -50,7 +50,7 @@ class ReplicaMonitor:
         except EngineUnreachable:
             self._miss(name, self._failures)
         except EngineError as error:
-            log.info("replica %s: %s", name, error)
+            log.debug("replica %s: %s", name, error)
             self._miss(name, 1)
         else:
             if not self.up[name]:

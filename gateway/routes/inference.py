@@ -8,6 +8,7 @@ refusal keeps its own status.
 import asyncio
 import hashlib
 import time
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -375,6 +376,6 @@ def _outcome_of(error: GatewayError | InvalidRequest) -> Outcome:
 
 def _affinity(key: bytes, context: TenantContext, prompt: tuple[int, ...]) -> int:
     """A keyed hash of whose cache and which leading tokens: equal where a prefix may be shared."""
-    lead = repr(prompt[:AFFINITY_TOKENS]).encode()
+    lead = array("Q", prompt[:AFFINITY_TOKENS]).tobytes()
     digest = hashlib.blake2b(context.tenant_id.bytes + lead, key=key, digest_size=8).digest()
     return int.from_bytes(digest, "big")

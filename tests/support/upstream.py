@@ -44,6 +44,7 @@ class Upstream:
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     emitted: dict[str, int] = field(default_factory=dict)
     capture: bool = True
+    words: str | None = None
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=8 * 1024 * 1024)
@@ -125,7 +126,7 @@ class Upstream:
                 await response.write(b"".join(parts))
                 return response
             reason = None if index < count else ("length" if count < script.tokens else "stop")
-            parts.append(self._chunk(asked, WORDS[index % len(WORDS)], reason, index))
+            parts.append(self._chunk(asked, self.words or WORDS[index % len(WORDS)], reason, index))
             self.emitted[asked["request_id"]] = index
         parts += [_event({"choices": [], "usage": self._usage(asked, count)}), b"data: [DONE]\n\n"]
         await response.write(b"".join(parts))
