@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from uuid import UUID
 
 from engine.protocol.instruments import Registry
-from engine.protocol.telemetry import Telemetry, TelemetrySettings
+from engine.protocol.telemetry import Telemetry, TelemetryError, TelemetrySettings
 from engine.protocol.telemetry import setup as setup_telemetry
+from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.model import TextModel, load_text_model
 from fairness.dispatcher import Dispatcher
 from fairness.policy import FcfsPolicy, Policy, VtcPolicy
@@ -54,7 +55,7 @@ CUT_DEADLINE_S = 15.0
 
 
 class ConfigurationError(Exception):
-    """The settings do not make a gateway; the message says what is missing."""
+    """The settings do not make a gateway; the message says what is missing or wrong."""
 
 
 class Gateway:
@@ -200,7 +201,10 @@ def create_app(
     registry = Registry()
     metrics = GatewayMetrics(registry)
     version = importlib.metadata.version("evenhand")
-    telemetry = setup_telemetry(SERVICE_NAME, registry, TelemetrySettings(version=version))
+    try:
+        telemetry = setup_telemetry(SERVICE_NAME, registry, TelemetrySettings(version=version))
+    except TelemetryError as error:
+        raise ConfigurationError(str(error)) from error
     keyring = keyring or Keyring.load(settings.effective_keyring_file)
     database = None
     if store is None:
@@ -259,7 +263,10 @@ def _text_model(settings: Settings) -> TextModel:
     path = settings.gateway.tokenizer
     if path is None:
         raise ConfigurationError("GATEWAY__TOKENIZER must name the model's GGUF file or folder")
-    return load_text_model(path, settings.gateway.model)
+    try:
+        return load_text_model(path, settings.gateway.model)
+    except ModelFileError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _engines(settings: Settings) -> dict[str, EngineClient]:
