@@ -53,7 +53,7 @@ def run(model: Path) -> dict[str, object]:
         for name, stream in (("whole", False), ("streamed", True)):
             body = json.dumps(
                 {
-                    "model": "smollm2-135m",
+                    "model": model.stem,
                     "messages": MESSAGES,
                     "max_tokens": 4,
                     "stream": stream,

@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveLimit:
-    """The tightest value of one limit and the level that set it (`plan`, `tenant` or `key`)."""
+    """The value of one limit in force, and the level that set it (`plan`, `tenant` or `key`)."""
 
     value: int
     level: str
@@ -63,7 +63,7 @@ class EffectiveLimit:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveLimits:
-    """The tightest limit per dimension over plan, tenant and key; None is unlimited."""
+    """The limit in force per dimension, see `tenancy.quotas.effective`; None is unlimited."""
 
     rpm: EffectiveLimit | None
     tpm: EffectiveLimit | None
@@ -113,7 +113,7 @@ class ApiKey:
 class TenantContext:
     """Who is calling, from the authenticated key alone: an immutable snapshot at `revision`.
 
-    `limits` is the tightest of plan and tenant, shared by all keys of the tenant. `key_limits` also
+    `limits` are what plan and tenant set, shared by all keys of the tenant. `key_limits` also
     takes in the key's own: a dimension whose level there is `key` is counted for this key as well.
     """
 

@@ -1,4 +1,4 @@
-"""Limits over the levels plan, tenant and key: the tightest applies and says which level set it."""
+"""Limits over the levels plan, tenant and key: which value is in force, and which level set it."""
 
 from dataclasses import asdict, fields
 from types import MappingProxyType
@@ -20,27 +20,27 @@ def checked(limits: Limits) -> Limits:
 
 
 def effective(plan: Limits, tenant: Limits, key: Limits | None = None) -> EffectiveLimits:
-    """The tightest value per dimension. On a tie the outermost level is named.
+    """The limit in force per dimension, and the level that set it.
 
+    A plan gives what its tenants have unless told otherwise: a tenant's own limit replaces the
+    plan's, looser or tighter. A key can only tighten. On a tie the tenant's level is named.
     Raises ValueError where the plan lacks a limit it must have.
     """
     missing = [name for name in REQUIRED_IN_PLAN if getattr(plan, name) is None]
     if missing:
         raise ValueError(f"a plan must set {', '.join(missing)}")
-    levels = {"plan": plan, "tenant": tenant} | ({} if key is None else {"key": key})
-    tightest = {
-        name: min(
-            (
-                EffectiveLimit(value=getattr(limits, name), level=level)
-                for level, limits in levels.items()
-                if getattr(limits, name) is not None
-            ),
-            key=lambda limit: limit.value,
-            default=None,
-        )
-        for name in LIMIT_NAMES
-    }
-    return EffectiveLimits(**tightest)  # type: ignore[arg-type] # required ones are set, see above
+    found = {name: _in_force(name, plan, tenant, key or Limits()) for name in LIMIT_NAMES}
+    return EffectiveLimits(**found)  # type: ignore[arg-type] # required ones are set, see above
+
+
+def _in_force(name: str, plan: Limits, tenant: Limits, key: Limits) -> EffectiveLimit | None:
+    own, default, narrower = (getattr(level, name) for level in (tenant, plan, key))
+    limit = EffectiveLimit(own, "tenant") if own is not None else None
+    if limit is None and default is not None:
+        limit = EffectiveLimit(default, "plan")
+    if narrower is not None and (limit is None or narrower < limit.value):
+        limit = EffectiveLimit(narrower, "key")
+    return limit
 
 
 def as_mapping(limits: EffectiveLimits) -> MappingProxyType[str, EffectiveLimit | None]:

@@ -1,4 +1,4 @@
-"""Effective limits: the tightest, and who set it."""
+"""Effective limits: which value is in force, and who set it."""
 
 from dataclasses import asdict, fields, replace
 
@@ -18,20 +18,17 @@ plans = st.builds(Limits, **dict.fromkeys(NAMES, st.integers(1, 5)) | {"rpm": va
 
 @settings(deadline=None)
 @given(plan=plans, tenant=levels, key=st.none() | levels)
-def test_the_tightest_level_applies_and_is_named(plan, tenant, key):
+def test_a_tenant_replaces_its_plan_and_a_key_tightens(plan, tenant, key):
     found = as_mapping(effective(plan, tenant, key))
     for name in NAMES:
-        stated = {
-            level: getattr(limits, name)
-            for level, limits in (("plan", plan), ("tenant", tenant), ("key", key or Limits()))
-            if getattr(limits, name) is not None
-        }
-        limit = found[name]
+        outer = getattr(tenant, name) or getattr(plan, name)
+        stated = [value for value in (outer, getattr(key or Limits(), name)) if value is not None]
         if not stated:
-            assert limit is None
-        else:
-            assert limit.value == min(stated.values())
-            assert stated[limit.level] == limit.value
+            assert found[name] is None
+            continue
+        assert found[name].value == min(stated)
+        source = {"plan": plan, "tenant": tenant, "key": key}[found[name].level]
+        assert getattr(source, name) == found[name].value
 
 
 def test_default_plan_alone():
@@ -43,7 +40,14 @@ def test_default_plan_alone():
 
 def test_a_tie_names_the_outer_level():
     same = Limits(concurrency=4)
-    assert effective(DEFAULT_PLAN_LIMITS, same, same).concurrency == EffectiveLimit(4, "plan")
+    assert effective(DEFAULT_PLAN_LIMITS, Limits(), same).concurrency == EffectiveLimit(4, "plan")
+    assert effective(DEFAULT_PLAN_LIMITS, same, same).concurrency == EffectiveLimit(4, "tenant")
+
+
+def test_a_tenant_may_have_more_than_its_plan_gives():
+    generous = Limits(rpm=100_000)
+    found = effective(DEFAULT_PLAN_LIMITS, generous, Limits(rpm=200_000))
+    assert found.rpm == EffectiveLimit(100_000, "tenant")
 
 
 def test_a_looser_key_changes_nothing():

@@ -136,7 +136,7 @@ def change(
 
 @app.command()
 def show(*, tenant: TenantOption, key: KeyOption = None, as_json: JsonFlag = False) -> None:
-    """Show limits at every level, the tightest of each, and what is left of the tenant's."""
+    """Show limits at every level, those in force, and what is left of the tenant's."""
 
     async def step(repos: Repositories) -> Levels:
         owner = await tenants.find(repos, tenant)

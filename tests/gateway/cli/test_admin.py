@@ -148,7 +148,7 @@ def test_limits_at_every_level(admin):
     assert shown["levels"]["plan"]["rpm"] == 600
     assert shown["levels"]["key"] is None
     assert shown["effective"]["rpm"] == {"value": 60, "level": "tenant"}
-    assert shown["effective"]["max_output"] == {"value": 512, "level": "plan"}
+    assert shown["effective"]["max_output"] == {"value": 1000, "level": "tenant"}
     assert shown["effective"]["uncached_tpm"] is None
     assert shown["left"] is None
     assert admin.json("quota", "show", "--tenant", "acme") == shown
