@@ -10,7 +10,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from engine.core.engine_core import CoreConfig
 from engine.model.load import available_cores, load_model
@@ -20,6 +19,7 @@ from tests.support.equivalence import (
     LOGIT_TOLERANCE,
     Comparison,
     reference_case,
+    reference_from_gguf,
     worst,
 )
 
@@ -49,9 +49,7 @@ def make_prompts(path):
 @pytest.fixture(scope="module")
 def cases(smollm2):
     torch.set_num_threads(available_cores())
-    reference = AutoModelForCausalLM.from_pretrained(
-        smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
-    ).eval()
+    reference = reference_from_gguf(smollm2)
     return [reference_case(reference, prompt, NUM_TOKENS) for prompt in make_prompts(smollm2)]
 
 
