@@ -153,9 +153,10 @@ class PoolQueue:
         if ticket.phase is not Phase.GRANTED:
             return
         ticket.phase = Phase.BEGUN
-        self._apply(
-            Corrected(self._clock(), ticket.request_id, ticket.prompt_tokens, cached_tokens or 0)
-        )
+        if cached_tokens is not None:
+            self._apply(
+                Corrected(self._clock(), ticket.request_id, ticket.prompt_tokens, cached_tokens)
+            )
 
     def emitted(self, ticket: Ticket, output_tokens: int) -> None:
         """The engine's count so far; charged with the next flush."""
@@ -273,7 +274,9 @@ class PoolQueue:
                 case Granted(request=request, replica=replica, now=now):
                     self._granted(self._tickets[request], replica, now)
                 case Expired(request=request, replicas_up=replicas_up):
-                    self._fail(self._tickets[request], _expiry(replicas_up), "expired")
+                    # Time is looked at first: the event that closes a request may expire it.
+                    if (late := self._tickets.get(request)) is not None:
+                        self._fail(late, _expiry(replicas_up), "expired")
                 case Refused(request=request, reason=reason):
                     ticket = self._tickets[request]
                     self._fail(ticket, _never_fits(ticket, reason), "refused")
@@ -291,14 +294,16 @@ class PoolQueue:
             ticket.granted_at = now
             self._on_waited("granted", now - ticket.enqueued_at)
         self._on_granted(ticket.request_id)
-        ticket.granted.set_result(replica)
+        if not ticket.granted.done():  # else its handler was interrupted, and will close it
+            ticket.granted.set_result(replica)
 
     def _fail(self, ticket: Ticket, error: GatewayError | InvalidRequest, outcome: str) -> None:
         """The dispatcher has already let go of the request."""
         ticket.phase = Phase.OVER
         self._tickets.pop(ticket.request_id, None)
         self._on_waited(outcome, self._clock() - ticket.enqueued_at)
-        ticket.granted.set_exception(error)
+        if not ticket.granted.done():
+            ticket.granted.set_exception(error)
 
     @staticmethod
     def _wait_again(ticket: Ticket) -> None:
@@ -326,16 +331,20 @@ def _expiry(replicas_up: int) -> GatewayError:
             "The request waited too long for a free place. Please retry later.",
             retry_after_s=RETRY_AFTER_S,
         )
+    return _no_upstream()
+
+
+def _no_upstream() -> NoHealthyUpstream:
     return NoHealthyUpstream(
         "No server for this model is available right now.", retry_after_s=RETRY_AFTER_S
     )
 
 
-def _never_fits(ticket: Ticket, reason: RefusalReason) -> InvalidRequest:
+def _never_fits(ticket: Ticket, reason: RefusalReason) -> GatewayError | InvalidRequest:
     """Limits may shrink, and replicas leave, while a request waits."""
     match reason:
         case RefusalReason.NO_REPLICA_FITS:
-            words = "more than this model's servers can hold"
+            return _no_upstream()  # it fitted when it was admitted: the replica may be back
         case RefusalReason.PROMPT_LIMIT:
             words = "more than the limit in force now"
         case RefusalReason.OUTPUT_LIMIT | RefusalReason.CONCURRENCY:
