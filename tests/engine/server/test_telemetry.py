@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from engine.core.preemption import PreemptEvery
 from engine.server.telemetry import RequestSpans
 from tests.engine.server.conftest import MODEL, client_for, completion, echo, until
+from tests.support.otlp import OtlpReceiver
 
 TOTALS = {
     "preemptions_total": "preemptions",
@@ -64,6 +65,25 @@ async def test_a_forced_preemption_shows_and_changes_no_text(launch):
     assert calm.core.stats().preemptions == 0
     assert stats.preemptions > 0
     assert stats.recomputed_tokens > 0
+
+
+async def test_forced_preemptions_reach_a_collector_as_the_engine_counts_them(launch, monkeypatch):
+    with OtlpReceiver() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        engine = launch(assembly={"preemption": PreemptEvery(3)})
+        async with client_for(engine) as client:
+            await client.completion(echo("the same numbers on every road"))
+            stats = await assert_metrics_equal_stats(engine, client)
+        await asyncio.to_thread(engine.engine.telemetry.shutdown)
+    assert stats.preemptions > 0
+    assert stats.recomputed_tokens > 0
+    for name in (
+        "preemptions_total",
+        "preempted_tokens_recomputed_total",
+        "computed_tokens_total",
+        "prefix_cache_hits_tokens_total",
+    ):
+        assert collector.value(f"evenhand_engine_{name}") == getattr(stats, TOTALS[name]), name
 
 
 async def test_one_span_a_request_continues_the_trace(engine, client):
