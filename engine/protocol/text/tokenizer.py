@@ -1,21 +1,27 @@
 """Text to token ids, with control tokens that only a model's own template can produce.
 
-Two tokenizers do this. The *splitter* knows nothing but the control tokens and cuts a rendered
-template at them. The *plain* one knows every token but those, so whatever it is given becomes
-ordinary tokens. Text from clients goes through the plain one only; inside a rendered template it is
-first marked, so that the splitter cannot find a control token in it or across its edges.
+A rendered template is split at the control tokens spelled in it; what lies between goes through
+the *plain* tokenizer, which knows every token but those, so whatever it is given becomes ordinary
+tokens. Text from clients goes through the plain one only; inside a rendered template it is first
+marked, so that the split cannot find a control token in it or across its edges.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from os.path import commonprefix
 from typing import Any, Final
 
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import WordLevel
+from tokenizers import Tokenizer
 
 _HIGHEST_CODE_POINT: Final = 0x10FFFF
-_ORDINARY: Final = "\x00"  # the splitter's one word, which stands for any ordinary text
+# Unicode's white space, which Python's own idea of it goes beyond.
+_WHITE_SPACE: Final = frozenset(
+    "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
+    "\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,33 +96,49 @@ class TextTokenizer:
             return False, False
         if core in self._infixes:
             return True, True
-        head = any(core[:length] in self._suffixes for length in range(1, longest + 1))
-        tail = any(core[-length:] in self._prefixes for length in range(1, longest + 1))
+        # Most text has no first or last character of a control token near its ends.
+        head = not self._last_characters.isdisjoint(core[:longest]) and any(
+            core[:length] in self._suffixes for length in range(1, longest + 1)
+        )
+        tail = not self._first_characters.isdisjoint(core[-longest:]) and any(
+            core[-length:] in self._prefixes for length in range(1, longest + 1)
+        )
         return head, tail
 
     def _split(self, text: str) -> Iterator[tuple[ControlToken | None, int, int]]:
         """Control tokens (leftmost, longest) and the ordinary text between them, as offsets."""
-        if not text:
-            return
-        encoding = self._splitter.encode(text, add_special_tokens=False)
-        for split_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            yield self._by_split_id.get(split_id), start, end
+        done = 0
+        for match in self._spellings.finditer(text):
+            start, end = match.span()
+            control = self._by_text[match[0]]
+            while control.lstrip and start > done and text[start - 1] in _WHITE_SPACE:
+                start -= 1
+            while control.rstrip and end < len(text) and text[end] in _WHITE_SPACE:
+                end += 1
+            if done < start:
+                yield None, done, start
+            yield control, start, end
+            done = end
+        if done < len(text):
+            yield None, done, len(text)
 
     @cached_property
-    def _splitter(self) -> Any:
-        splitter = Tokenizer(WordLevel({_ORDINARY: 0}, unk_token=_ORDINARY))
-        splitter.add_special_tokens(
-            [
-                AddedToken(c.text, lstrip=c.lstrip, rstrip=c.rstrip, normalized=False)
-                for c in self._parsed
-            ]
-        )
-        return splitter
+    def _spellings(self) -> re.Pattern[str]:
+        nothing = "(?!)"
+        return re.compile(_longest_of(self._by_text) if self._by_text else nothing)
 
     @cached_property
-    def _by_split_id(self) -> dict[int, ControlToken]:
+    def _by_text(self) -> dict[str, ControlToken]:
         # Reversed, so that of two tokens with one spelling the first counts, as everywhere.
-        return {self._splitter.token_to_id(c.text): c for c in reversed(self._parsed)}
+        return {c.text: c for c in reversed(self._parsed)}
+
+    @cached_property
+    def _first_characters(self) -> frozenset[str]:
+        return frozenset(c.text[0] for c in self._parsed)
+
+    @cached_property
+    def _last_characters(self) -> frozenset[str]:
+        return frozenset(c.text[-1] for c in self._parsed)
 
     @cached_property
     def _parsed(self) -> list[ControlToken]:
@@ -155,6 +177,24 @@ def unused_character(texts: Sequence[str]) -> str:
     return next(
         chr(point) for point in range(_HIGHEST_CODE_POINT, -1, -1) if chr(point) not in used
     )
+
+
+def _longest_of(texts: Iterable[str]) -> str:
+    """A pattern for the longest of `texts` that is there.
+
+    It is a tree, so that a miss costs as many steps as the text agrees with one of them, however
+    many they are.
+    """
+    branches = []
+    for first, alike in groupby(sorted(texts), key=lambda text: text[:1]):
+        if first:
+            members = list(alike)
+            shared = commonprefix(members)  # noqa: RUF071 - of characters, as it should be
+            rest = _longest_of(member[len(shared) :] for member in members)
+            branches.append(re.escape(shared) + rest)
+        else:
+            branches.append("")  # sorted first, and tried last
+    return f"(?:{'|'.join(reversed(branches))})"
 
 
 def by_text(tokens: Mapping[str, int], names: Sequence[str]) -> frozenset[int]:

@@ -175,6 +175,34 @@ def test_unused_character_is_unused():
     assert unused_character([chr(0x10FFFF), chr(0x10FFFE)]) == chr(0x10FFFD)
 
 
+def _reference_split(control, text):
+    """What the tokenizers library finds: the splitter's naive twin."""
+    splitter = Tokenizer(models.WordLevel({"\x00": 0}, unk_token="\x00"))
+    splitter.add_special_tokens(
+        [AddedToken(c.text, lstrip=c.lstrip, rstrip=c.rstrip, normalized=False) for c in control]
+    )
+    encoding = splitter.encode(text, add_special_tokens=False)
+    names = [splitter.id_to_token(i) if i else None for i in encoding.ids]
+    return [(name, *span) for name, span in zip(names, encoding.offsets, strict=True)]
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.text("<ab>", min_size=2, max_size=4), st.booleans(), st.booleans()),
+        max_size=4,
+        unique_by=lambda token: token[0],
+    ),
+    st.text("<ab> \n\x1c\u2003é😀", max_size=16),
+)
+def test_splitter_finds_what_the_tokenizers_library_finds(tokens, text):
+    tokenizer = _tokenizer_of()
+    control = tuple(ControlToken(1000 + i, *token) for i, token in enumerate(tokens))
+    tokenizer = TextTokenizer(tokenizer.plain, tokenizer.plain, control, ())
+    parts = [(c and c.text, start, end) for c, start, end in tokenizer._split(text)]
+    assert parts == _reference_split(control, text)
+
+
 def test_splitter_cuts_leftmost_longest_with_offsets_in_characters():
     tokenizer = _tokenizer_of("<a>", "<a>b")
     parts = [(c and c.text, s, e) for c, s, e in tokenizer._split("é😀<a>b<a>")]
