@@ -8,6 +8,9 @@ PACKAGES := engine fairness gateway kernels migrations tenancy
 SOURCES := $(PACKAGES) tests benchmarks
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
+# Compute threads sleep instead of spinning while they wait: they share these cores with everybody.
+export OMP_WAIT_POLICY := passive
+
 .PHONY: help venv serve test check prove bench format lock clean
 
 help: ## list the targets
