@@ -4,6 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says something about the machine, not about the product.
+settings.register_profile(
+    "evenhand", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("evenhand")
 
 
 @pytest.fixture(scope="session")
