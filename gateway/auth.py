@@ -151,7 +151,8 @@ class Authenticator:
         digest = api_keys.digest(self._pepper, text)
         self._require_live_store()
         context = self._cache.get(digest)
-        if context is None or context.revision < self.revision:
+        while context is None or context.revision < self.revision:
+            # Again if the read that we joined began before the change: a revocation is a change.
             context = await self._look_up(parts.id, digest)
         expires = context.key_expires_at
         if expires is not None and expires <= datetime.now(UTC):

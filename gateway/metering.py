@@ -3,7 +3,8 @@
 `Meter.settle` does all of it without awaiting, so no cancellation can come between: the credit
 returns with the last charge, the reservation becomes what was used, the row joins the writer's
 batch. Billed output is the engine's own count up to the end or the abort it confirmed; if it
-could not be asked, the last count it sent.
+could not be asked, the last count it sent. A prompt is owed once an engine may have begun it,
+unless the request then failed without a token: that was not its tenant's doing.
 """
 
 import asyncio
@@ -35,6 +36,9 @@ class Outcome(StrEnum):
     TIMEOUT = "timeout"
     ERROR = "error"
     EXPIRED = "expired"
+
+
+FAILURES = frozenset({Outcome.TIMEOUT, Outcome.ERROR})
 
 
 @dataclass(slots=True, eq=False)
@@ -151,13 +155,14 @@ class Meter:
         ticket = exchange.ticket
         phase = ticket.phase if ticket.phase is not Phase.OVER else Phase.WAITING
         begun = phase is Phase.BEGUN or (phase is Phase.GRANTED and ticket.sent)
-        prompt = exchange.prompt_tokens if begun else 0
+        fruitless = outcome in FAILURES and not exchange.output_tokens
+        prompt = exchange.prompt_tokens if begun and not fruitless else 0
         ticket.output_tokens = max(ticket.output_tokens, exchange.output_tokens)
-        exchange.queue.close(ticket)
+        exchange.queue.close(ticket, refund=fruitless)
         self._quotas.settle(
             exchange.request_id,
             prompt=prompt,
-            cached=exchange.cached_tokens or 0,
+            cached=(exchange.cached_tokens or 0) if prompt else 0,
             output=exchange.output_tokens,
         )
         row = self._row(exchange, outcome, prompt)

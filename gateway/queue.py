@@ -174,8 +174,11 @@ class PoolQueue:
             self._wait_again(ticket)
             self._apply(Requeued(self._clock(), ticket.request_id))
 
-    def close(self, ticket: Ticket) -> None:
-        """The request is over, however it ended; idempotent. Its credit returns here."""
+    def close(self, ticket: Ticket, *, refund: bool = False) -> None:
+        """The request is over, however it ended; idempotent. Its credit returns here.
+
+        `refund`: it failed without a token and without its tenant's doing, and costs nothing.
+        """
         phase, ticket.phase = ticket.phase, Phase.OVER
         if phase is Phase.OVER:
             return
@@ -187,7 +190,7 @@ class PoolQueue:
         if phase is Phase.WAITING:
             self._on_waited("cancelled", now - ticket.enqueued_at)
             self._apply(Cancelled(now, ticket.request_id))
-        elif phase is Phase.GRANTED and not ticket.sent:
+        elif refund or (phase is Phase.GRANTED and not ticket.sent):
             self._apply(NotStarted(now, ticket.request_id))
         else:
             self._apply(Finished(now, ticket.request_id, ticket.output_tokens))
@@ -210,8 +213,10 @@ class PoolQueue:
         # No grant may go there while its begun requests, which will not be retried, are ended.
         self._apply(ReplicaDrained(now, replica))
         for ticket in there:
-            if ticket.phase is Phase.BEGUN:
+            if ticket.phase is Phase.BEGUN and ticket.output_tokens:
                 self._apply(Finished(now, ticket.request_id, ticket.output_tokens))
+            elif ticket.phase is Phase.BEGUN:
+                self._apply(NotStarted(now, ticket.request_id))
             elif ticket.phase is Phase.GRANTED:
                 self._wait_again(ticket)
         self._apply(ReplicaLost(now, replica))

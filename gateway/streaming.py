@@ -79,6 +79,8 @@ class Relay:
         """
         while True:
             replica = await self._exchange.ticket.granted
+            if self._exchange.ticket.replica != replica:
+                continue  # lost between the grant and our turn: it waits again
             self._on_granted()
             try:
                 return await self._attempt(replica)
@@ -118,6 +120,11 @@ class Relay:
         """After the end: let the connection be reused."""
         if self._stream is not None:
             await self._stream.finish()
+            self._stream = None
+
+    def close(self) -> None:
+        """Hang up on an engine that still answers, which ends the request there; idempotent."""
+        self._drop()
 
     async def abandon(self) -> None:
         """Stop the engine at once and take its last count; safe in every phase, never raises."""
@@ -153,14 +160,18 @@ class Relay:
             ticket.lost = None
             self._exchange.upstream_s += time.perf_counter() - began
         ticket.lost = self._stream.kill
-        self._exchange.cached_tokens = events[0].cached_tokens
-        self._queue.begun(ticket, events[0].cached_tokens)
+        cached = events[0].cached_tokens
+        if cached is not None:
+            cached = min(cached, self._exchange.prompt_tokens)
+        self._exchange.cached_tokens = cached
+        self._queue.begun(ticket, cached)
         self._count(events)
         return events
 
     async def _retry(self, replica: str, error: GatewayError | InvalidRequest) -> None:
         """Queue again under the same charge, or give up with `error`."""
         self._drop()
+        self._exchange.ticket.sent = False  # whatever the engine did of it is lost
         self._attempts += 1
         if isinstance(error, InvalidRequest) or self._attempts >= MAX_ATTEMPTS:
             raise error

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 2.0
 PROBE_TIMEOUT_S = 2.0
+PROBE_TIMEOUT = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+# An engine confirms an abort after its current step, which may take longer than a probe.
+ABORT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
 # Below the idle timeout of uvicorn (5 s), so that the engine never closes under a new request.
 KEEP_ALIVE_S = 3.0
 MAX_ERROR_BYTES = 64 * 1024
@@ -58,7 +61,6 @@ class HttpEngine:
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
             trust_env=False,
         )
-        self._probe = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
 
     @property
     def name(self) -> str:
@@ -80,8 +82,13 @@ class HttpEngine:
         return HttpStream(response)
 
     async def abort(self, request_id: str) -> None:
-        """POST /abort/{id}; a 404 means it is over already."""
-        await self._read("POST", f"/abort/{request_id}", accept=frozenset({200, 202, 204, 404}))
+        """POST /abort/{id}; a 404 means it is over already. The caller bounds the wait."""
+        await self._read(
+            "POST",
+            f"/abort/{request_id}",
+            accept=frozenset({200, 202, 204, 404}),
+            within=ABORT_TIMEOUT,
+        )
 
     async def capacity(self) -> EngineCapacity:
         """GET /capacity."""
@@ -109,11 +116,15 @@ class HttpEngine:
         await self._session.close()
 
     async def _read(
-        self, method: str, path: str, accept: frozenset[int] = frozenset({200})
+        self,
+        method: str,
+        path: str,
+        accept: frozenset[int] = frozenset({200}),
+        within: aiohttp.ClientTimeout = PROBE_TIMEOUT,
     ) -> bytes:
         response = await _guarded(
             self._session.request(
-                method, f"{self._base}{path}", timeout=self._probe, allow_redirects=False
+                method, f"{self._base}{path}", timeout=within, allow_redirects=False
             )
         )
         try:
@@ -187,16 +198,24 @@ def _event(data: dict[str, Any]) -> EngineEvent:
     counts: dict[str, Any] = {}
     if usage:
         details = usage.get("prompt_tokens_details") or {}
+        cached = details.get("cached_tokens")
         counts = {
-            "prompt_tokens": usage["prompt_tokens"],
-            "output_tokens": usage["completion_tokens"],
-            "cached_tokens": details.get("cached_tokens"),
+            "prompt_tokens": _count(usage["prompt_tokens"]),
+            "output_tokens": _count(usage["completion_tokens"]),
+            "cached_tokens": None if cached is None else _count(cached),
         }
     choices = data["choices"]
     if not choices:
         return EngineEvent(**counts)
     choice = choices[0]
     return EngineEvent(text=choice["text"], finish_reason=choice["finish_reason"], **counts)
+
+
+def _count(value: object) -> int:
+    """A number of tokens; bills and budgets are made of it. Raises ValueError."""
+    if type(value) is not int or value < 0:
+        raise ValueError("not a count")
+    return value
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> EngineRefused:

@@ -139,6 +139,9 @@ class Inference:
         self._require_open()
         body = await read_body(scope, receive, service.max_body_bytes)
         prepared = await service.tokenizers.prepare(self._route, body)
+        if context.revision < service.auth.revision:  # a slow body outlives no revocation
+            context = await service.auth.authenticate(scope["headers"])
+        self._require_open()
         record.model = prepared.model
         pool = service.pools[prepared.model]
         admitted = admit(
@@ -148,21 +151,21 @@ class Inference:
             prompt_param=self._route.prompt_param,
             fits=pool.queue.fits_some_replica,
         )
-        try:
-            service.quotas.reserve(record.request_id, context, admitted)
-        except LimitExceeded as refusal:
-            service.metrics.rejected(refusal.dimension)
-            await respond(send, self._limited(refusal, context))
-            return
-        exchange = self._exchange(record, context, admitted, pool)
         handler = _Handler(
             service=service,
             dialect=self._dialect,
-            exchange=exchange,
+            exchange=self._exchange(record, context, admitted, pool),
             pool=pool,
             trace=trace,
             record=record,
         )
+        # From here on the handler settles: nothing may come between the two.
+        try:
+            service.quotas.reserve(record.request_id, context, admitted)
+        except LimitExceeded as refusal:
+            service.metrics.rejected(refusal.dimension)
+            await respond(send, _refusal(refusal, service.quotas, context))
+            return
         await handler.run(receive, send)
 
     def _require_open(self) -> None:
@@ -170,12 +173,6 @@ class Inference:
             raise ShuttingDown("The server is shutting down.", retry_after_s=1.0)
         if self._service.meter.full:
             raise Overloaded("Usage cannot be recorded right now.", retry_after_s=5.0)
-
-    def _limited(self, refusal: LimitExceeded, context: TenantContext) -> Answer:
-        reply = answer(refusal)
-        return Answer(
-            reply.status, reply.body, reply.headers + self._service.quotas.headers(context)
-        )
 
     def _exchange(
         self, record: RequestRecord, context: TenantContext, admitted: Admitted, pool: Pool
@@ -238,7 +235,7 @@ class _Handler:
         )
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Answer, and settle on every path. Raises what may still be answered by `Guard`."""
+        """Answer, and settle on every path."""
         request_id = self._exchange.request_id
         outcome = Outcome.ERROR
         try:
@@ -260,6 +257,7 @@ class _Handler:
         else:
             await self._relay.finish()
         finally:
+            self._relay.close()
             self._settle(outcome)
             self._service.active.discard(request_id)
 
@@ -312,7 +310,9 @@ class _Handler:
     async def _fail(self, send: Send, error: GatewayError | InvalidRequest) -> None:
         """An error object as the whole answer, or as a begun stream's last event."""
         if not self._record.status:
-            raise error
+            exchange = self._exchange
+            await respond(send, _refusal(error, self._service.quotas, exchange.context))
+            return
         await send(
             {"type": "http.response.body", "body": sse.encode(body_of(error)), "more_body": False}
         )
@@ -364,6 +364,16 @@ class _Handler:
 
     def _upstream_headers(self) -> dict[str, str]:
         return {"X-Request-Id": self._exchange.request_id, **self._trace.headers()}
+
+
+def _refusal(
+    error: GatewayError | InvalidRequest, quotas: Quotas, context: TenantContext
+) -> Answer:
+    """The answer to a refused request; a 429 says what its tenant has left."""
+    reply = answer(error)
+    if reply.status != 429:
+        return reply
+    return Answer(reply.status, reply.body, reply.headers + quotas.headers(context))
 
 
 def _outcome_of(error: GatewayError | InvalidRequest) -> Outcome:

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from gateway.engines.http import PROBE_TIMEOUT_S
+
 BODY = {"model": "smollm2-135m", "prompt": [5] * 20, "max_tokens": 100}
 streamed_or_whole = pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 
@@ -91,6 +93,19 @@ async def test_while_it_answers(gateway, stream):
     assert row["output_tokens"] == emitted
     assert await disconnects(gateway, "streaming") == 1
     assert await in_flight(gateway) == 0
+
+
+async def test_an_abort_that_waits_for_a_long_step_is_waited_for(gateway):
+    script = gateway.upstream.script
+    script.tokens, script.between_s = 100, 0.05
+    script.before_abort_s = PROBE_TIMEOUT_S + 0.3
+    call = await Call.start(gateway, stream=True)
+    await call.reader.readuntil(b"data: ")
+    await call.leave()
+    await gateway.eventually(gateway.rows)
+    (row,) = gateway.rows()
+    assert row["output_tokens"] == max(gateway.upstream.emitted.values()) > 40
+    assert not gateway.upstream.running
 
 
 async def test_the_next_request_of_the_tenant_gets_the_place(gateway):

@@ -1,6 +1,7 @@
 """Live changes, readiness, and the drain."""
 
 import asyncio
+import json
 from datetime import UTC, datetime
 
 import aiohttp
@@ -23,6 +24,52 @@ async def test_a_revoked_key_is_refused_soon(gateway):
     async with gateway.database.transaction() as repos:
         await repos.keys.set_revoked(key_id, datetime.now(UTC))
     await gateway.eventually(lambda: _is(status(client), 401))
+
+
+class SlowBody:
+    """A request whose head was sent and whose body is held back."""
+
+    @classmethod
+    async def start(cls, gateway):
+        self = cls()
+        host, _, port = gateway.url.removeprefix("http://").removesuffix("/v1").partition(":")
+        self.reader, self.writer = await asyncio.open_connection(host, int(port))
+        self.body = json.dumps(BODY).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(self.body)}\r\n"
+            f"authorization: Bearer {gateway.key}\r\n\r\n"
+        )
+        self.writer.write(head.encode() + self.body[:1])
+        # It was let in: the store was asked for its key, or answers other requests by now.
+        await asyncio.sleep(0.1)
+        return self
+
+    async def status(self):
+        self.writer.write(self.body[1:])
+        line = await self.reader.readline()
+        self.writer.close()
+        return int(line.split()[1])
+
+
+async def test_a_slow_body_outlives_no_revocation(gateway):
+    client = gateway.client()
+    assert await status(client) == 200
+    slow = await SlowBody.start(gateway)
+    async with gateway.database.transaction() as repos:
+        await repos.keys.set_revoked(gateway.key.split("_")[2], datetime.now(UTC))
+    await gateway.eventually(lambda: _is(status(client), 401))
+    assert await slow.status() == 401
+
+
+async def test_a_slow_body_that_ends_in_a_drain_is_refused(gateway):
+    gateway.upstream.script.tokens, gateway.upstream.script.between_s = 30, 0.05
+    slow = await SlowBody.start(gateway)
+    client = gateway.client()
+    async with client.post("/v1/completions", json=BODY | {"stream": True}) as streamed:
+        await streamed.content.readuntil(b"\n\n")
+        gateway.stop.set()
+        await gateway.eventually(lambda: _is(status(gateway.client()), 503))
+        assert await slow.status() == 503
 
 
 async def test_a_suspended_tenant_is_told_so(gateway):

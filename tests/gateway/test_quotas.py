@@ -96,3 +96,17 @@ async def test_what_is_left_comes_over_the_admin_socket(gateway):
     assert left["tpm"] == 200_000 - 14
     assert left["uncached_tpm"] is None
     assert (left["queued"], left["running"]) == (0, 0)
+
+
+async def test_a_request_that_waited_too_long_is_told_its_limits(make_gateway):
+    async with make_gateway(fairness={"ttl": 0.3}) as gateway:
+        _, key = await gateway.new_tenant("patient", concurrency=1)
+        client = gateway.client(key)
+        gateway.upstream.script.before_first_s = 2
+        runs = asyncio.create_task(ask(client))
+        await gateway.eventually(lambda: gateway.upstream.running)
+        status, headers, body = await ask(client)
+        assert (status, body["error"]["code"]) == (429, "queue_timeout")
+        assert headers["retry-after"]
+        assert headers["x-ratelimit-limit-requests"] == "600"
+        await runs

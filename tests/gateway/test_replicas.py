@@ -2,7 +2,10 @@
 
 import asyncio
 
+import aiohttp
 import pytest
+
+from gateway.routes.dialects import CompletionDialect
 
 BODY = {"model": "smollm2-135m", "prompt": [5] * 10, "max_tokens": 50}
 SECRET = "secret engine words"
@@ -23,6 +26,69 @@ async def test_a_refusing_engine_is_retried_then_reported(gateway):
     assert len({sent["request_id"] for sent in gateway.upstream.requests}) == 3
     (row,) = await gateway.usage()
     assert (row["outcome"], row["output_tokens"]) == ("error", 0)
+    await nothing_is_owed(gateway, row)
+
+
+@pytest.mark.parametrize("way", ["break_after", "error_after"])
+async def test_an_engine_that_fails_before_its_first_token_costs_nothing(gateway, way):
+    gateway.upstream.script.cached_tokens = 6
+    setattr(gateway.upstream.script, way, 0)
+    status, _ = await ask(gateway.client())
+    assert status == 502
+    (row,) = await gateway.usage()
+    assert row["outcome"] == "error"
+    await nothing_is_owed(gateway, row)
+
+
+async def test_a_replica_lost_before_its_first_token_costs_nothing(gateway):
+    gateway.upstream.script.between_s = 30
+    call = asyncio.create_task(ask(gateway.client()))
+    await gateway.eventually(lambda: gateway.upstream.running)
+    await asyncio.sleep(0.05)
+    gateway.upstream.script.capacity_status = 500
+    assert (await call)[0] == 502
+    (row,) = await gateway.usage()
+    await nothing_is_owed(gateway, row)
+
+
+async def nothing_is_owed(gateway, row):
+    assert (row["prompt_tokens"], row["cached_tokens"]) == (0, 0)
+    read = await gateway.metrics()
+    assert [v for k, v in read.items() if k.startswith("evenhand_service_units_total")] == [0]
+    async with gateway.client().get("/v1/models") as reply:
+        assert reply.headers["x-ratelimit-remaining-tokens"] == "200000"
+
+
+@pytest.mark.parametrize("cached", ["7", -1, 2.5, True])
+async def test_a_count_that_is_none_is_a_broken_stream(gateway, cached):
+    gateway.upstream.script.cached_tokens = cached
+    assert (await ask(gateway.client()))[0] == 502
+    gateway.upstream.script.cached_tokens = 0
+    (row,) = await gateway.usage()
+    await nothing_is_owed(gateway, row)
+
+
+async def test_more_cached_than_the_prompt_has_counts_as_all_of_it(gateway):
+    gateway.upstream.script.cached_tokens = 99
+    assert (await ask(gateway.client()))[0] == 200
+    (row,) = await gateway.usage()
+    assert (row["prompt_tokens"], row["cached_tokens"]) == (10, 10)
+
+
+async def test_a_fault_of_our_own_hangs_up_on_the_engine(gateway, monkeypatch):
+    gateway.upstream.script.tokens, gateway.upstream.script.between_s = 100, 0.05
+
+    def broken(*_):
+        raise RuntimeError
+
+    monkeypatch.setattr(CompletionDialect, "deltas", broken)
+    client = gateway.client()
+    with pytest.raises(aiohttp.ClientError):
+        await ask(client, stream=True)
+    await gateway.eventually(lambda: not gateway.upstream.running)
+    assert max(gateway.upstream.emitted.values(), default=0) < 50
+    (row,) = await gateway.usage()
+    assert row["outcome"] == "error"
 
 
 async def test_an_engine_that_recovers_in_time_serves_the_request(gateway):

@@ -26,6 +26,7 @@ class Script:
     before_headers_s: float = 0.0
     before_first_s: float = 0.0
     between_s: float = 0.0
+    before_abort_s: float = 0.0
     status: int = 200
     break_after: int | None = None
     error_after: int | None = None
@@ -77,6 +78,7 @@ class Upstream:
     async def _abort(self, request: web.Request) -> web.Response:
         request_id = request.match_info["id"]
         self.aborted.append(request_id)
+        await asyncio.sleep(self.script.before_abort_s)
         ending = self.running.get(request_id)
         if ending is None:
             return web.json_response({"aborted": False}, status=404)
