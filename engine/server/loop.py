@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -239,9 +239,10 @@ class EngineLoop:
         self._apply_commands()
         if self._core.has_work():
             report = self._step()
+            stepped = dict(self._journeys)
             self._apply_commands()
             if report is not None:
-                self._handle(report)
+                self._handle(report, stepped)
         self._publish()
         self._flush()
 
@@ -324,19 +325,19 @@ class EngineLoop:
             self._core.abort(journey.submission.request.request_id)
             self._end(journey, FinishReason.ERROR, Failed(error))
 
-    def _handle(self, report: StepReport) -> None:
+    def _handle(self, report: StepReport, stepped: Mapping[str, Journey]) -> None:
+        """Only for requests of the step that are still there: an ended one's id may be reused."""
         now = time.monotonic()
         for admission in report.admitted:
-            self._admit(admission, now)
+            journey = stepped[admission.request_id]
+            if self._journeys.get(admission.request_id) is journey:
+                self._admit(journey, admission, now)
         for token in report.emitted:
-            journey = self._journeys.get(token.request_id)
-            if journey is not None:
+            journey = stepped[token.request_id]
+            if self._journeys.get(token.request_id) is journey:
                 self._emit_guarded(journey, token, now)
 
-    def _admit(self, admission: Admission, now: float) -> None:
-        journey = self._journeys.get(admission.request_id)
-        if journey is None:
-            return
+    def _admit(self, journey: Journey, admission: Admission, now: float) -> None:
         journey.admitted_at = now
         journey.num_cached_tokens = admission.num_cached_tokens
         self._metrics.admitted(

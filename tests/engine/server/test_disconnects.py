@@ -76,6 +76,23 @@ async def test_leaving_mid_answer(engine, client, stream):
     assert (await client.completion(echo("next")))[0] == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_token_never_reaches_a_later_request_of_the_same_id(engine, client, stream):
+    engine.runner.hold()
+    gone = leave(client, completion(echo("old"), stream=stream, request_id="twice"))
+    await asyncio.to_thread(engine.runner.entered.wait, 20)
+    commands = engine.engine.service.loop._commands
+    gone.cancel()
+    await until(lambda: len(commands) == 1)
+    again = asyncio.create_task(client.completion(echo("new"), request_id="twice"))
+    await until(lambda: len(commands) == 2)  # both wait for the step that samples "o"
+    engine.runner.let_go()
+    status, body = await again
+    assert (status, body["choices"][0]["text"]) == (200, "new")
+    assert body["usage"]["completion_tokens"] == len("new") + 1
+    assert await client.metric("evenhand_engine_generation_tokens_total") == len("new") + 1
+
+
 async def test_an_abandoned_prompt_stays_cached(engine, client):
     engine.runner.hold()
     gone = leave(client, completion("p" * 100))
