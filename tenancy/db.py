@@ -120,6 +120,10 @@ def _working() -> Iterator[None]:
         raise StoreUnavailableError("the database closed the connection") from error
     except PoolTimeoutError as error:
         raise StoreUnavailableError("all database connections are busy") from error
+    except (
+        OSError
+    ) as error:  # asyncpg lets a broken socket and its own time-out through as they are
+        raise StoreUnavailableError(f"the database failed: {reason(error)}") from error
 
 
 class Database:

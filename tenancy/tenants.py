@@ -107,7 +107,8 @@ async def change_limits(
 ) -> tuple[Tenant, ApiKey | None]:
     """Set the named limits of a tenant or of one of its keys; None clears one.
 
-    Raises InvalidValueError, NotFoundError (tenant, key).
+    Concurrency is the tenant's alone: it is a term of the tenant's fairness bound, and nothing
+    would enforce it for a key. Raises InvalidValueError, NotFoundError (tenant, key).
     """
     await repos.lock_directory()
     tenant = await find(repos, name)
@@ -115,6 +116,8 @@ async def change_limits(
         tenant = replace(tenant, limits=checked(replace(tenant.limits, **changes)))
         await repos.tenants.update(tenant)
         return tenant, None
+    if changes.get("concurrency") is not None:
+        raise InvalidValueError("concurrency", "is set for a whole tenant, not for one key")
     key = await find_key(repos, tenant, key_id)
     key = replace(key, limits=checked(replace(key.limits, **changes)))
     await repos.keys.update(key)

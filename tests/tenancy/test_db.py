@@ -185,3 +185,12 @@ async def test_a_connection_cut_off_mid_way_is_unavailable(postgres):
             assert await repos.revision() == 0
     finally:
         await database.dispose()
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("reset by peer"), TimeoutError()])
+async def test_a_socket_that_breaks_under_a_statement_is_an_unavailable_store(database, error):
+    for opened in (database.reading, database.transaction):
+        with pytest.raises(StoreUnavailableError) as caught:
+            async with opened():
+                raise error
+        assert caught.value.__cause__ is error

@@ -109,3 +109,10 @@ async def test_the_text_of_a_key_is_not_stored(store):
         found = await repos.keys.credential(key.id)
     assert text.encode() not in found.digest
     assert len(found.digest) == 32
+
+
+async def test_a_key_has_no_concurrency_of_its_own(store):
+    key, _ = await add_key(store, await add_tenant(store))
+    with pytest.raises(InvalidValueError, match="concurrency"):
+        await change_limits(store, "acme", {"concurrency": 1}, key.id)
+    await change_limits(store, "acme", {"concurrency": None, "rpm": 1}, key.id)

@@ -104,10 +104,11 @@ def change(
     rpm: Annotated[LimitChange | None, _limit("--rpm", "Requests per minute.")] = None,
     tpm: Annotated[LimitChange | None, _limit("--tpm", "Tokens per minute.")] = None,
     uncached_tpm: Annotated[
-        LimitChange | None, _limit("--uncached-tpm", "Tokens per minute beside cached ones.")
+        LimitChange | None,
+        _limit("--uncached-tpm", "Prompt tokens per minute that were not cached."),
     ] = None,
     concurrency: Annotated[
-        LimitChange | None, _limit("--concurrency", "Requests running at once.")
+        LimitChange | None, _limit("--concurrency", "Requests running at once, of a tenant.")
     ] = None,
     max_queued: Annotated[LimitChange | None, _limit("--max-queued", "Requests waiting.")] = None,
     max_prompt: Annotated[
