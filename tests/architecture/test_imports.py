@@ -69,3 +69,12 @@ def test_no_module_can_run_code_from_data(package):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in {"eval", "exec"}, f"{path}:{node.lineno}"
+
+
+def test_engine_and_tenancy_agree_on_the_data_directory(monkeypatch):
+    """They may not import each other, so each says where the default is."""
+    from engine.model.store import default_data_dir
+    from tenancy.datadir import default_root
+
+    monkeypatch.delenv("EVENHAND_DATA_DIR", raising=False)
+    assert default_data_dir() == default_root()
