@@ -28,7 +28,7 @@ _LOWEST = np.float32(-1e30)
 
 @inlined
 def exp(x: Any) -> Any:
-    """e^x for x <= 0 to 1 ulp or so (Cephes polynomial), in a form that vectorises; 0 below -87."""
+    """e^max(x, -87) for x <= 0 to 1 ulp or so (Cephes polynomial), in a form that vectorises."""
     clipped = max(x, _f4(-87.0))
     n = np.floor(clipped * _f4(1.44269504) + _f4(0.5))
     f = clipped - n * _f4(0.693359375) + n * _f4(2.12194440e-4)
@@ -202,10 +202,6 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
     scale = np.float32(head_dim**-0.5)
     width = GROUP * page_size
 
-    @kernel(
-        "void(f4[:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i4[::1], i4[::1], i4[:,::1], i8, f4[:,::1])",
-        parallel=True,
-    )
     def attend(
         qkv: Any,
         keys: Any,
@@ -280,4 +276,10 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
                             )
                         finish_tile(out, sums, token, count, column, shared, head_dim)
 
-    return attend
+    # The cache's files are named after the function. Under one name, two processes that store
+    # different sizes at the same moment could each be left with the other's machine code.
+    attend.__qualname__ += f"_{page_size}_{head_dim}"
+    return kernel(
+        "void(f4[:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i4[::1], i4[::1], i4[:,::1], i8, f4[:,::1])",
+        parallel=True,
+    )(attend)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.api import BatchLayout, KvPages
+from kernels.cpu.attention import attention_kernel
 from kernels.cpu.ops import CpuKernels
 from kernels.reference import ReferenceKernels
 
@@ -93,6 +94,11 @@ def test_attention_equals_reference(rows, shared, page_size, head_dim):
 )
 def test_attention_equals_reference_for_any_batch(rows, kv_heads, shared, size, seed):
     assert_attention_equals_reference(rows, kv_heads, shared, size[1], size[0], seed)
+
+
+def test_kernels_of_different_sizes_never_share_a_cache_file():
+    names = {attention_kernel(*size)._cache._impl.filename_base for size in SIZES}
+    assert len(names) == len(SIZES)
 
 
 def test_attention_survives_extreme_scores():
