@@ -85,6 +85,9 @@ def config_from_gguf(
     fields = _Fields(path, metadata, "llama.")
     fields.refuse("expert_count", (0,))
     fields.refuse("rope.scaling.type", ("none",))
+    # Without a type, a factor means linear scaling; 0 is how converters write "unset".
+    fields.refuse("rope.scaling.factor", (0, 1))
+    fields.refuse("rope.scale_linear", (0, 1))
     num_heads = fields.size("attention.head_count")
     hidden_size = fields.size("embedding_length")
     head_dim = fields.size("attention.key_length", hidden_size // num_heads)

@@ -52,18 +52,21 @@ def build(metadata: Metadata) -> TextTokenizer:
     tokens = metadata.texts("tokenizer.ggml.tokens")
     kinds = _kinds(metadata, tokens)
     plain = _plain(metadata, tokens, kinds, rule)
-    return TextTokenizer(
-        plain=plain,
-        plain_inner=plain,
-        control=tuple(
-            ControlToken(token_id, text)
-            for token_id, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
-            if kind == _Kind.CONTROL and text
-        ),
-        token_bytes=tuple(map(_bytes_of, tokens, kinds)),
-        prefix=_wrapping(metadata, "add_bos_token", "bos", default=rule.add_bos),
-        suffix=_wrapping(metadata, "add_eos_token", "eos", default=False),
-    )
+    try:
+        return TextTokenizer(
+            plain=plain,
+            plain_inner=plain,
+            control=tuple(
+                ControlToken(token_id, text)
+                for token_id, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
+                if kind == _Kind.CONTROL and text
+            ),
+            token_bytes=tuple(map(_bytes_of, tokens, kinds)),
+            prefix=_wrapping(metadata, "add_bos_token", "bos", default=rule.add_bos),
+            suffix=_wrapping(metadata, "add_eos_token", "eos", default=False),
+        )
+    except ValueError as error:
+        raise metadata.error(str(error)) from error
 
 
 def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:

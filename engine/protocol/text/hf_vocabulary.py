@@ -12,6 +12,7 @@ from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.tokenizer import ControlToken, TextTokenizer
 
 _MAX_JSON_BYTES: Final = 64 << 20
+_MAX_TOKEN_ID: Final = (1 << 24) - 1
 _PROBE: Final = "a"
 
 
@@ -111,7 +112,10 @@ def _token_bytes(
 ) -> tuple[bytes, ...]:
     byte_level = '"ByteLevel"' in json.dumps(description.get("decoder"))
     ids = {**{i: text for text, i in model["vocab"].items()}, **{t["id"]: "" for t in added}}
-    table = [b""] * (max(ids, default=-1) + 1)
+    highest = max(ids, default=-1)
+    if highest > _MAX_TOKEN_ID:
+        raise ValueError(f"its token id {highest} is above {_MAX_TOKEN_ID}")
+    table = [b""] * (highest + 1)
     for token_id, text in ids.items():
         table[token_id] = token_bytes(text) if byte_level else _sentencepiece_bytes(text)
     for token in added:

@@ -17,6 +17,8 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 _HIGHEST_CODE_POINT: Final = 0x10FFFF
+# Characters in all parts of all control tokens, which are kept; real models have below 2**23.
+_MAX_CONTROL_PARTS: Final = 1 << 26
 # Unicode's white space, which Python's own idea of it goes beyond.
 _WHITE_SPACE: Final = frozenset(
     "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
@@ -49,6 +51,11 @@ class TextTokenizer:
     token_bytes: tuple[bytes, ...]
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for control tokens so long that their parts would fill the memory."""
+        if sum(len(control.text) ** 3 for control in self.control) // 6 > _MAX_CONTROL_PARTS:
+            raise ValueError("its control tokens are too long to be kept out of ordinary text")
 
     def encode(self, text: str) -> list[int]:
         """A completion's prompt. Control tokens spelled in `text` stay ordinary text."""

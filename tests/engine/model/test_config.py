@@ -52,6 +52,8 @@ def test_gguf_metadata(path):
         ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported"),
         ({"llama.expert_count": 8}, "expert_count"),
         ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type = 'yarn'"),
+        ({"llama.rope.scaling.factor": 4.0}, "rope.scaling.factor = 4.0"),
+        ({"llama.rope.scale_linear": 2.0}, "rope.scale_linear = 2.0"),
         ({"llama.rope.dimension_count": 32}, "rope.dimension_count"),
         ({"llama.attention.value_length": 32}, "value_length"),
         ({"llama.block_count": 0}, "block_count"),

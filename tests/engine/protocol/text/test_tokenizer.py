@@ -299,6 +299,14 @@ REFUSED = {
         {"llama.context_length": pair("llama.context_length", U32, 0)},
         "impossible context length 0",
     ),
+    "control token that is a book": (
+        {
+            "tokens": pair("tokenizer.ggml.tokens", ARRAY, (STRING, ["a", "b" * 1000])),
+            "types": pair("tokenizer.ggml.token_type", ARRAY, (I32, [1, 3])),
+            "merges": pair("tokenizer.ggml.merges", ARRAY, (STRING, [])),
+        },
+        "control tokens are too long",
+    ),
     "broken template": (
         {"template": pair("tokenizer.chat_template", STRING, "{% for %}")},
         "chat template cannot be compiled",
@@ -424,6 +432,7 @@ def test_folder_keeps_control_tokens_out_of_content(folder):
         ('{"model": {"type": "Unigram", "vocab": []}}', "not a BPE tokenizer"),
         ('{"model": {"type": "BPE"}}', "not a usable tokenizer"),
         ('{"model": {"vocab": {"a": 0}, "merges": ["a b"]}}', "not a usable tokenizer"),
+        ('{"model": {"vocab": {"a": 4000000000}, "merges": []}}', "token id 4000000000 is above"),
     ],
 )
 def test_broken_tokenizer_json_is_named(tmp_path, content, reason):
