@@ -38,6 +38,7 @@ class Seen:
     """A request as the outside sees it."""
 
     spec: events.Enqueued
+    granted_under: TenantTerms | None = None
     replica: str | None = None
     charged: int = 0
     granted: bool = False
@@ -173,9 +174,10 @@ class Watch:
                 demand(effect.charge_milli == due, "the prompt is charged once, at grant", effect)
                 self._charge(seen, due)
                 seen.granted, seen.replica = True, effect.replica
-                self.altered.discard(effect.tenant)
+                seen.granted_under = self.terms[effect.tenant]
                 self.grants += 1
                 mine = [s for s in self.live.values() if s.spec.tenant == effect.tenant]
+                self._settle_terms(effect.tenant, [s for s in mine if s.granted])
                 held = sum(s.spec.sequences for s in mine if s.replica is not None)
                 demand(
                     held <= self.terms[effect.tenant].concurrency, "concurrency holds", effect, held
@@ -209,6 +211,12 @@ class Watch:
         if self.terms.get(tenant, terms) != terms:
             self.altered.add(tenant)
         self.terms[tenant] = terms
+
+    def _settle_terms(self, tenant: str, granted: list[Seen]) -> None:
+        """A change of terms is past once a grant finds nothing open from before it."""
+        now = {self.terms[tenant]}
+        if all({s.granted_under, s.spec.terms} == now for s in granted):
+            self.altered.discard(tenant)
 
     def _charge(self, seen: Seen, milli: int) -> None:
         seen.charged += milli
@@ -256,7 +264,16 @@ class Watch:
             )
             self.refund[tenant] = max(self.refund[tenant], refund / terms.weight_milli)
             self.jump[tenant] = max(self.jump[tenant], Fraction(jump, terms.weight_milli))
-        self.most_refund = max([self.most_refund, *self.refund.values()])
+        open_now = [self._open_refund(tenant) for tenant in self.altered]
+        self.most_refund = max([self.most_refund, *self.refund.values(), *open_now])
+
+    def _open_refund(self, tenant: str) -> Fraction:
+        """A/weight: what older limits let in may be more than today's allow."""
+        mine = [s for s in self.live.values() if s.spec.tenant == tenant and s.granted]
+        milli = sum(
+            s.charged - self.config.prices.output * s.out for s in mine if not (s.known and s.out)
+        )
+        return Fraction(1000 * milli, self.terms[tenant].weight_milli)
 
     def check(self) -> None:
         snapshot = self.snapshot

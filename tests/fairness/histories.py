@@ -115,6 +115,48 @@ def weight_change_with_a_large_lag(watch: Watch) -> None:
     assert watch.tenant("f").counter - watch.snapshot.floor == lag
 
 
+def older_requests_still_open_after_a_grant(watch: Watch) -> None:
+    """A grant under tighter limits does not end what older ones let in: f's old answers go on."""
+    old, new = TenantTerms(1000, 8, 5, 400), TenantTerms(1000, 8, 5, 4)
+    g = TenantTerms(1000, 2, 5, 4)
+    up(watch, 5)
+    long = queue(watch, "f", old, 5, prompt=5)
+    queue(watch, "g", g, 9, prompt=5)
+    queue(watch, "f", new, 2, prompt=5)
+    while len(flying(watch, "f")) == len(long):
+        run(watch, "g", 4)
+    assert watch.tenant("f").backlogged
+    assert watch.tenant("g").backlogged
+    for name in long:
+        watch.emitted(name, 400)
+    present = watch.jump_now("f") + watch.refund_now("g") + watch.refund_now("f")
+    assert watch.gap("f", "g") > present
+    assert watch.snapshot.bound.held_over
+
+
+def largest_refund_is_forgotten(watch: Watch) -> None:
+    """Tenant f stands M above the floor, and then h, whose prompts made M so large, is gone."""
+    h, f = TenantTerms(1000, 4, 500, 30), TenantTerms(1000, 6, 5, 30)
+    small = TenantTerms(1000, 3, 5, 1)
+    up(watch, 5)
+    unsettled = queue(watch, "h", h, 3, prompt=500, output=1)
+    queue(watch, "f", f, 200, prompt=5)
+    more = queue(watch, "h", h, 2, prompt=500, output=1)
+    while watch.gap("h", "f") > UNIT * 65:
+        watch.finished(flying(watch, "f")[0], 30)
+    for name in [*set(watch.live) - {*flying(watch, "f"), *unsettled, *more}, *more]:
+        watch.cancelled(name)
+    for name in unsettled:
+        watch.not_started(name)
+    assert "h" not in {tenant.tenant for tenant in watch.snapshot.tenants}
+    queue(watch, "k", small, 3)
+    queue(watch, "g", small, 2)
+    queue(watch, "f", f, 2)
+    present = watch.jump_now("f") + watch.refund_now("g") + watch.refund_now("f")
+    assert watch.gap("f", "g") > present
+    assert watch.snapshot.bound.held_over
+
+
 def estimate_corrected_upward(watch: Watch) -> None:
     """Prompts estimated at 1 token turn out to be 200 long: counted, never charged."""
     f, g = TenantTerms(1000, 6, 200, 2), TenantTerms(1000, 1, 2, 2)
@@ -248,6 +290,8 @@ HISTORIES = (
     refunds_valued_at_their_cap,
     look_ahead_in_flight,
     weight_change_with_a_large_lag,
+    older_requests_still_open_after_a_grant,
+    largest_refund_is_forgotten,
     estimate_corrected_upward,
     cancel_between_hit_report_and_first_token,
     many_sequences_in_one_request,
