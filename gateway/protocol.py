@@ -132,9 +132,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count every field, trailers too."""
-        super().on_header(name, value)
+        """Count every field. A trailer must not pass for a header, such as a credential."""
         self._count_header(len(name) + len(value) + 4)
+        if self._part is Part.BODY:
+            return
+        super().on_header(name, value)
         if len(self.headers) > self.limits.max_header_fields:
             self._raise(HeadersTooLarge("The request has too many header fields."))
 
@@ -145,7 +147,16 @@ class GuardedProtocol(HttpToolsProtocol):
         self._disarm()
         if sum(name == b"host" for name, _ in self.headers) > 1:
             self._raise(BadHttp("The request has more than one Host header."))
+        if self.parser.should_upgrade() and self._has_body():
+            # The parser would take this body for the next request: another client's, at a proxy.
+            self._raise(BadHttp("A request with a body cannot ask for an upgrade of the protocol."))
         super().on_headers_complete()
+
+    def _has_body(self) -> bool:
+        return any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
+            for name, value in self.headers
+        )
 
     def on_body(self, body: bytes) -> None:
         """Drop what the application refused, up to a limit; then hang up."""

@@ -89,3 +89,56 @@ async def test_a_reader_that_stops_loses_its_place(strict):
     assert [row["outcome"] for row in rows] == ["cancelled"]
     assert not strict.upstream.running
     writer.close()
+
+
+CHUNKED_POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
+
+
+async def test_a_trailer_is_no_credential(strict):
+    body = json.dumps({"model": "smollm2-135m", "prompt": [5], "max_tokens": 1}).encode()
+    reader, writer = await connect(strict)
+    writer.write(
+        CHUNKED_POST
+        + b"connection: close\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(body), body)
+        + b"authorization: Bearer %b\r\n\r\n" % strict.key.encode()
+    )
+    assert (await read_all(reader)).startswith(b"HTTP/1.1 401")
+    writer.close()
+    assert strict.rows() == []
+
+
+SMUGGLED = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [
+        (b"content-length: %d" % len(SMUGGLED), SMUGGLED),
+        (b"transfer-encoding: chunked", b"%x\r\n%b\r\n0\r\n\r\n" % (len(SMUGGLED), SMUGGLED)),
+    ],
+    ids=["length", "chunked"],
+)
+async def test_the_body_of_an_upgrade_is_never_the_next_request(strict, framing, body):
+    reader, writer = await connect(strict)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n"
+        + framing
+        + b"\r\n\r\n"
+    )
+    refusal = await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)
+    writer.write(body)
+    assert refusal.startswith(b"HTTP/1.1 400")
+    assert b"HTTP/1.1" not in await read_all(reader)
+    writer.close()
+
+
+async def test_an_upgrade_without_a_body_is_ignored(strict):
+    reader, writer = await connect(strict)
+    writer.write(
+        b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n"
+        b"content-length: 0\r\n\r\n"
+    )
+    assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), 5)).startswith(b"HTTP/1.1 200")
+    writer.write(SMUGGLED)
+    assert b"HTTP/1.1 200" in await read_all(reader)
+    writer.close()
