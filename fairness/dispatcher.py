@@ -128,7 +128,6 @@ class Dispatcher:
             return
         account = self._ledger.open(event.tenant, event.terms)
         self._tickets[event.request] = ticket
-        heappush(self._deadlines, (event.now + self._config.ttl_s, ticket.arrival, ticket.request))
         self._wait(account, ticket)
         self._changed(account)
 

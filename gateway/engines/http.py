@@ -5,6 +5,7 @@ reused only after its answer was read to the end: a cancelled call discards its 
 """
 
 import asyncio
+import errno
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -33,6 +34,9 @@ PROBE_TIMEOUT = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
 ABORT_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
 # Below the idle timeout of uvicorn (5 s), so that the engine never closes under a new request.
 KEEP_ALIVE_S = 3.0
+# Why a connection fails while the engine is there: we are out of descriptors or memory, or its
+# backlog is full. Were it taken for a lost replica, many clients at once could end all streams.
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
 MAX_ERROR_BYTES = 64 * 1024
 END_OF_BODY_S = 0.25
 
@@ -237,6 +241,8 @@ async def _guarded(call: Any) -> Any:
     try:
         return await call
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        if getattr(error, "errno", None) in SHORTAGES:
+            raise EngineBroken("no connection could be afforded") from error
         raise EngineUnreachable("no connection") from error
     except TimeoutError as error:
         raise EngineTimeout("no answer in time") from error
