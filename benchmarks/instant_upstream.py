@@ -79,8 +79,11 @@ ANSWERS = {
 }
 
 
+NOTHING = _answer(b"{}", "application/json")
+
+
 class Instant(asyncio.Protocol):
-    """Answers each request as soon as its body has arrived."""
+    """Answers each request as soon as its body has arrived, an abort by an empty object."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
@@ -96,7 +99,7 @@ class Instant(asyncio.Protocol):
                 return
             self._received = self._received[end + 4 + length :]
             route = b" ".join(head.split(b" ", 2)[:2])
-            self._transport.write(ANSWERS[route])
+            self._transport.write(ANSWERS.get(route, NOTHING))
 
 
 async def serve(socket: str) -> None:
