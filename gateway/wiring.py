@@ -9,6 +9,7 @@ import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from uuid import UUID
 
 from engine.protocol.instruments import Registry
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 SERVICE_NAME = "evenhand-gateway"
 # Cut requests still have to be aborted in their engines and settled.
 CUT_DEADLINE_S = 15.0
+NAMESPACES_CACHED = 10_000
 
 
 class ConfigurationError(Exception):
@@ -339,20 +341,23 @@ def _cache_identities(
     """Whose cache a request may touch: the key's tenant's, narrowed or private as it asked."""
     root = NamespaceKey.for_epoch(keyring.cache_ns.value, keyring.deployment_id, keyring.epoch)
 
+    @lru_cache(NAMESPACES_CACHED)
+    def shared(tenant_id: UUID, generation: int) -> str:
+        kind = NamespaceKind.TENANT
+        return derive(root, kind=kind, group_id=tenant_id, generation=generation)
+
     def identity(context: TenantContext, admitted: Admitted, request_id: str) -> CacheIdentity:
         choice = admitted.prepared.cache
-        kind, scope = NamespaceKind.TENANT, choice.scope
-        if not choice.enabled:
-            kind, scope = NamespaceKind.PRIVATE, request_id
-        elif scope is not None:
-            kind = NamespaceKind.NARROWED
-        namespace = derive(
-            root,
-            kind=kind,
-            group_id=context.tenant_id,
-            generation=context.generation,
-            scope=scope,
-        )
+        if choice.enabled and choice.scope is None:
+            namespace = shared(context.tenant_id, context.generation)
+        else:
+            namespace = derive(
+                root,
+                kind=NamespaceKind.NARROWED if choice.enabled else NamespaceKind.PRIVATE,
+                group_id=context.tenant_id,
+                generation=context.generation,
+                scope=choice.scope if choice.enabled else request_id,
+            )
         return CacheIdentity(
             namespace, str(context.tenant_id), context.weight_milli, choice.enabled
         )
