@@ -1,17 +1,24 @@
 """Parse a request body once, so strictly that no second parser could read it differently.
 
 Refused beyond broken JSON: anything but an object, duplicate keys, NaN and Infinity (also by
-overflow), lone surrogates, NUL in text, nesting over `MAX_DEPTH`, invalid UTF-8.
+overflow), lone surrogates, NUL in text, nesting over `MAX_DEPTH`, over `MAX_NODES` objects, arrays
+and members, invalid UTF-8.
 """
 
 import json
 import math
+import re
 from typing import Any, Final, NoReturn
 
 from engine.protocol.errors import InvalidRequest
 
 MAX_DEPTH: Final = 32
 """How many objects and arrays may be open at once; the body itself is the first."""
+MAX_NODES: Final = 2**16
+"""How many objects, arrays and members there may be: the parser holds up all threads for them."""
+
+# Possessive, and right for any input: strings that never end, too, are skipped in one pass.
+_STRING: Final = re.compile(r'"(?:[^"\\]++|\\.?+)*+"?', re.DOTALL)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -20,6 +27,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
         raise InvalidRequest("The request body is not valid UTF-8.") from None
+    if _num_nodes(text) > MAX_NODES and _num_nodes(_STRING.sub("", text)) > MAX_NODES:
+        raise InvalidRequest(
+            f"The request body has more than {MAX_NODES} objects, arrays and members."
+        )
     try:
         value = _DECODER.decode(text)
     except RecursionError:
@@ -31,6 +42,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if _may_be_hostile(text):
         _check_tree(value)
     return value
+
+
+def _num_nodes(text: str) -> int:
+    """An upper bound; exact where no text holds a bracket or a colon."""
+    return text.count("[") + text.count("{") + text.count(":")
 
 
 def _may_be_hostile(text: str) -> bool:

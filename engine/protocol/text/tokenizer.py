@@ -17,6 +17,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 _HIGHEST_CODE_POINT: Final = 0x10FFFF
+_LONG: Final = 2_048  # characters; about a millisecond
 # Characters in all parts of all control tokens, which are kept; real models have below 2**23.
 _MAX_CONTROL_PARTS: Final = 1 << 26
 # Unicode's white space, which Python's own idea of it goes beyond.
@@ -216,5 +217,10 @@ def _pull_apart(found: str, marker: str) -> str:
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    """Token ids. Only the batch call lets other threads run, and it costs a short text more."""
+    if len(text) > _LONG:
+        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    else:
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+    ids: list[int] = encoding.ids
     return ids

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.protocol.errors import InvalidRequest
-from engine.protocol.strict_json import MAX_DEPTH, parse_object
+from engine.protocol.strict_json import MAX_DEPTH, MAX_NODES, parse_object
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"))
 VALUES = st.recursive(
@@ -108,3 +108,32 @@ def test_any_json_like_text_gives_an_object_of_finite_sound_text_or_a_refusal(pi
     except InvalidRequest:
         return
     json.dumps(value, allow_nan=False, ensure_ascii=False).encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": [%b[]]}' % (b"[]," * MAX_NODES),
+        b'{"a": [%b{}]}' % (b"{}," * MAX_NODES),
+        b"{%b}" % b",".join(b'"%d":1' % number for number in range(MAX_NODES + 1)),
+        b'{"a": "\\\\", "b": [%b[]]}' % (b"[]," * MAX_NODES),
+    ],
+    ids=["arrays", "objects", "members", "after an escape"],
+)
+def test_more_nodes_than_a_request_can_need_are_refused_before_they_are_made(body):
+    with pytest.raises(InvalidRequest, match="objects, arrays and members"):
+        parse_object(body)
+
+
+@pytest.mark.parametrize("text", ["[{:", '\\"[', "\\\\\\n:"])
+def test_brackets_and_colons_of_text_do_not_count(text):
+    value = {"prompt": text * MAX_NODES, "ids": [1] * (2 * MAX_NODES)}
+    assert parse_object(json.dumps(value).encode()) == value
+
+
+@pytest.mark.parametrize(
+    "body", [b'"' + b'\\"' * 10**6, b'{"a' + b"\\" * 10**6, b'{"a":"[' * 10**5]
+)
+def test_strings_that_never_end_are_told_in_one_pass(body):
+    with pytest.raises(InvalidRequest):
+        parse_object(body + b"[" * (MAX_NODES + 1))

@@ -1,4 +1,5 @@
 import json
+import threading
 import time
 from functools import cache
 from itertools import pairwise
@@ -446,6 +447,31 @@ def test_missing_tokenizer_json_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelFileError, match=r"tokenizer.json: cannot be read"):
         load_text_model(tmp_path)
+
+
+def test_a_long_text_holds_up_no_other_thread(model):
+    """One tenant's text, refused in the end, must not stop the event loop for a second."""
+    began, ended = threading.Event(), threading.Event()
+
+    def encode():
+        began.set()
+        model.encode("a" * 400_000)
+        ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    began.wait()
+    turns = 0
+    while not ended.is_set():
+        time.sleep(0.001)
+        turns += 1
+    thread.join()
+    assert turns > 5
+
+
+def test_long_and_short_texts_are_encoded_alike(model):
+    line = "naïve café 中文 😀 I'LL 123\n"
+    assert model.encode(line * 200) == model.encode(line) * 200
 
 
 @pytest.mark.prove
