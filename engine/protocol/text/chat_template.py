@@ -53,6 +53,8 @@ class ChatTemplate:
             raise TemplateSyntaxInvalidError(
                 f"its chat template cannot be compiled: {error.message}"
             ) from error
+        # Every rendering walks them, which is slow through the chain of maps that Jinja makes.
+        self._template.globals = dict(self._template.globals)
         self.source = source
         self._special_tokens = dict(special_tokens)
 
