@@ -6,6 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from engine.server.waiting import yield_while_waiting
+
+# As in production, and before any test imports torch: with threads that spin while they wait, the
+# tests of kernels and models took many times as long on a busy machine.
+yield_while_waiting()
+
 # How long an example takes says something about the machine, not about the product.
 settings.register_profile(
     "evenhand", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True

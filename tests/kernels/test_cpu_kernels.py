@@ -40,15 +40,11 @@ def pages_filled_up_to(layout, rows, kv_heads, head_dim, page_size, num_pages):
     pages.keys.fill_(float("nan"))
     pages.values.fill_(float("nan"))
     for row, (start, count) in enumerate(rows):
-        for position in range(start + count):
-            page = layout.block_tables[row, position // page_size]
-            seed = row * 10_007 + position
-            pages.keys[1, page, :, :, position % page_size] = random_tensor(
-                seed, kv_heads, head_dim
-            )
-            pages.values[1, page, :, position % page_size] = random_tensor(
-                ~seed & 0xFFFF, kv_heads, head_dim
-            )
+        positions = torch.arange(start + count)
+        held = layout.block_tables[row, positions // page_size].long(), positions % page_size
+        shape = len(positions), kv_heads, head_dim
+        pages.keys[1, held[0], :, :, held[1]] = random_tensor(2 * row, *shape)
+        pages.values[1, held[0], :, held[1]] = random_tensor(2 * row + 1, *shape)
     return pages
 
 
