@@ -10,8 +10,10 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
+from uuid import UUID
+from weakref import WeakValueDictionary
 
 from engine.protocol import strict_json, wire
 from engine.protocol.errors import InvalidRequest
@@ -78,21 +80,39 @@ class Admitted:
     terms: TenantTerms
 
 
+class _Lane:
+    """A thread pool with one request of each tenant in it: nobody waits behind another's crowd."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        # A turn lives as long as somebody has it or waits for it.
+        self._turns: WeakValueDictionary[UUID, asyncio.Lock] = WeakValueDictionary()
+
+    async def run(self, tenant_id: UUID, work: Callable[[], Prepared]) -> Prepared:
+        """What `work` returns or raises."""
+        turn = self._turns.setdefault(tenant_id, asyncio.Lock())
+        async with turn:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        """Stop the threads; what runs is finished, what waits is dropped."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
 class Tokenizers:
     """Reads requests for the pools this gateway serves, off the event loop unless tiny."""
 
     def __init__(self, models: dict[str, TextModel], *, threads: int = 1) -> None:
         self._models = models
-        self._small = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
-        self._bulk = ThreadPoolExecutor(1, thread_name_prefix="tokenize-bulk")
+        self._small = _Lane("tokenize", threads)
+        self._bulk = _Lane("tokenize-bulk", 1)
 
-    async def prepare(self, route: Route, body: bytes) -> Prepared:
+    async def prepare(self, tenant_id: UUID, route: Route, body: bytes) -> Prepared:
         """Raises InvalidRequest and ModelNotFound."""
         if len(body) <= INLINE_BYTES:
             return self._prepare(route, body)
         lane = self._bulk if len(body) > BULK_BYTES else self._small
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(lane, self._prepare, route, body)
+        return await lane.run(tenant_id, partial(self._prepare, route, body))
 
     def _prepare(self, route: Route, body: bytes) -> Prepared:
         members = strict_json.parse_object(body)
@@ -115,12 +135,18 @@ class Tokenizers:
 
     def close(self) -> None:
         """Stop the threads; what runs is finished, what waits is dropped."""
-        self._small.shutdown(wait=False, cancel_futures=True)
-        self._bulk.shutdown(wait=False, cancel_futures=True)
+        self._small.close()
+        self._bulk.close()
 
 
 def _encode(text: TextModel, request: ChatRequest | CompletionRequest) -> tuple[int, ...]:
     if isinstance(request, ChatRequest):
+        if (num_messages := len(request.messages)) > text.context_length:
+            raise _too_long(  # a message is at least one token, and the template is slow with them
+                f"This model's maximum context length is {text.context_length} tokens, and there"
+                f" are {num_messages} messages.",
+                "messages",
+            )
         _require_possible(text, sum(len(m.content) for m in request.messages), "messages")
         return tuple(text.encode_chat(request.messages))
     if isinstance(request.prompt, tuple):

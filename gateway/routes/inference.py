@@ -138,7 +138,7 @@ class Inference:
         record.tenant = service.metrics.tenant(str(context.tenant_id), context.tenant_slug)
         self._require_open()
         body = await read_body(scope, receive, service.max_body_bytes)
-        prepared = await service.tokenizers.prepare(self._route, body)
+        prepared = await service.tokenizers.prepare(context.tenant_id, self._route, body)
         if context.revision < service.auth.revision:  # a slow body outlives no revocation
             context = await service.auth.authenticate(scope["headers"])
         self._require_open()
