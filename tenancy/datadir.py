@@ -1,6 +1,7 @@
 """Where one deployment keeps its files on a machine: database, keyring and sockets."""
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,13 +47,22 @@ class DataDir:
         return self._socket("gateway.sock")
 
     def create(self) -> None:
-        """Make the directory, mode 0700, where it is missing. Raises DataDirError."""
+        """Make the directory, mode 0700, where it is missing.
+
+        Raises DataDirError, also where others could put a socket or database of theirs in it.
+        """
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             self.root.mkdir(mode=0o700, exist_ok=True)
+            mode = stat.S_IMODE(self.root.stat().st_mode)
         except OSError as error:
             reason = error.strerror or str(error)
             raise DataDirError(f"cannot make the data directory {self.root}: {reason}") from error
+        if mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise DataDirError(
+                f"{self.root}: mode is {mode:04o}: others must not write in the data directory"
+                " (chmod 0700)"
+            )
 
     def _socket(self, name: str) -> Path:
         path = self.root.absolute() / name

@@ -38,3 +38,11 @@ def test_a_path_too_long_for_sockets_is_said(tmp_path):
         _ = data.engine_socket
     with pytest.raises(DataDirError, match="too long"):
         _ = data.gateway_socket
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+def test_a_directory_that_others_write_in_is_refused(tmp_path, mode):
+    """They could set a socket of theirs where the gateway looks for its engine."""
+    tmp_path.chmod(mode)
+    with pytest.raises(DataDirError, match="others must not write"):
+        DataDir(tmp_path).create()
