@@ -22,6 +22,7 @@ venv: $(INSTALLED) ## .venv with everything, what the tests need included
 # their own triton. So: the lock, torch by its pin, triton only where torch brought none.
 $(INSTALLED): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Evenhand needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	@echo "Installing into $(VENV): about 3 GB, the tools of the tests included. It takes minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --require-hashes -r requirements.lock
 	$(PIP) install torch==2.13.0

@@ -23,7 +23,6 @@ PREFIX = "EVENHAND_"
 CONFIG_VARIABLE = "EVENHAND_CONFIG"
 # Names read by other programs of this repository; the gateway only has to know they exist.
 FOREIGN_PREFIXES = ("EVENHAND_ENGINE__", "EVENHAND_ADMIN_", "EVENHAND_TEST_")
-FOREIGN_TABLES = ("engine", "admin")
 
 
 class SettingsError(Exception):
@@ -129,10 +128,9 @@ def _config_file(environ: Mapping[str, str]) -> dict[str, Any]:
     if not path:
         return {}
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{CONFIG_VARIABLE}={path}: {error}") from error
-    return {name: value for name, value in table.items() if name not in FOREIGN_TABLES}
 
 
 def _known(name: str) -> bool:

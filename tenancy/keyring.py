@@ -52,6 +52,11 @@ class Keyring:
         """Read and check the file. Raises KeyringError naming the file and what is wrong."""
         try:
             return cls(**_parse(_read(path)))
+        except FileNotFoundError as error:
+            raise KeyringError(
+                f"{path}: there is no keyring; `evenhand migrate` makes one for a new deployment,"
+                " an older one needs its own back"
+            ) from error
         except OSError as error:
             raise KeyringError(f"{path}: {error.strerror or error}") from error
         except ValueError as error:

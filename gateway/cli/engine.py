@@ -1,9 +1,7 @@
 """`evenhand engine`: one engine alone, on a unix socket or a TCP address."""
 
-import logging
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from gateway.cli.admin.session import fail
+from gateway.cli.gateway import load_settings, resolve_model
 
 
 def engine(
@@ -36,45 +35,47 @@ def engine(
     """Serve one model to a gateway. Sizes come from EVENHAND_ENGINE__* (docs/operations.md)."""
     from pydantic import ValidationError
 
-    from engine.model import store
-    from engine.model.download import ModelUnavailableError
     from engine.protocol.telemetry import TelemetryError
     from engine.protocol.text.errors import ModelFileError
     from engine.server.listen import ListenError, TcpAddress, UnixAddress
     from engine.server.waiting import yield_while_waiting
     from engine.settings import load_engine_settings
+    from gateway.logs import configure_logging
+    from gateway.settings import SettingsError
 
     del device  # the CPU is the only one this build serves; the option refuses any other
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     if stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, name="parent-watch", daemon=True).start()
     address = UnixAddress(uds) if uds is not None else TcpAddress(host, port)
     try:
+        common = load_settings({}, None, data_dir)
         settings = load_engine_settings()
-        source = store.resolve(model, data_dir)
+        source = resolve_model(model, common.data_dir)
+        configure_logging(common.log_format)
         yield_while_waiting()
         # torch loads here, after everything that can be wrong without it.
         from engine.server.main import run
 
         run(settings, source, address, on_ready=lambda where: typer.echo(f"ready: {where}"))
     except ValidationError as error:
-        fail("; ".join(_setting(problem["loc"], problem["msg"]) for problem in error.errors()))
+        fail(
+            "; ".join(
+                _problem(found["type"], found["loc"], found["msg"]) for found in error.errors()
+            )
+        )
     except (
         ListenError,
-        ModelUnavailableError,
         ModelFileError,
+        SettingsError,
         TelemetryError,
         ValueError,
     ) as error:
         fail(str(error))
 
 
-def _setting(location: tuple[int | str, ...], message: str) -> str:
-    name = "__".join(str(part).upper() for part in location)
-    return f"EVENHAND_{name}: {message}"
+def _problem(kind: str, location: tuple[int | str, ...], message: str) -> str:
+    name = "EVENHAND_" + "__".join(str(part).upper() for part in location)
+    return f"unknown setting: {name}" if kind == "extra_forbidden" else f"{name}: {message}"
 
 
 def _stop_with_stdin() -> None:

@@ -47,7 +47,7 @@ class EngineProcess:
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
-            stdout=sys.stderr,
+            stdout=asyncio.subprocess.DEVNULL,  # only its "ready": `serve` says that of the whole
             start_new_session=True,
         )
 

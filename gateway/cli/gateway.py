@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.admin.output import print_json
-from gateway.cli.admin.session import fail
+from gateway.cli.admin.session import WRONG_USE, fail
 
 if TYPE_CHECKING:
     from engine.model.store import ModelSource
@@ -51,7 +51,8 @@ def gateway(
 
     options = {"host": host, "port": port, "admin_port": admin_port, "engines": engine}
     try:
-        source = None if model is None else resolve_model(model, data_dir)
+        place = load_settings(options, None, data_dir).data_dir
+        source = None if model is None else resolve_model(model, place)
         run_forever(load_settings(options, source, data_dir), on_ready=announce)
     except (SettingsError, ConfigurationError, CannotListen, TenancyError) as error:
         fail(str(error))
@@ -81,5 +82,7 @@ def resolve_model(model: str, data_dir: Path | None) -> "ModelSource":
 
     try:
         return store.resolve(model, data_dir)
+    except store.UnknownModelError as error:
+        fail(str(error), WRONG_USE)
     except (ModelUnavailableError, ModelFileError) as error:
         fail(str(error))

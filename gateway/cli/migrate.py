@@ -49,7 +49,10 @@ def migrate(
 
 def _sentence(now: str | None, state: "SchemaState") -> str:
     if now != state.head:
-        return f"the schema is at {now or 'nothing'}, not at {state.head}: run `evenhand migrate`"
+        return (
+            f"the schema is at {now or 'nothing'}, this program's at {state.head}:"
+            " `evenhand migrate` takes an older one there"
+        )
     if state.is_current:
         return f"the schema is current: {state.head}"
     return f"the schema was migrated to {state.head}"

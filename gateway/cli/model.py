@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,11 +15,9 @@ from engine.model.download import ModelUnavailableError
 from engine.model.download import Progress as Callback
 from engine.model.store import ModelEntry, UnknownModelError, entries
 from engine.model.store import pull as pull_model
+from gateway.cli.admin.session import WRONG_USE, fail, load_settings
 
 app = typer.Typer(help="Pull models and list them.", no_args_is_help=True)
-
-_FAILED = 1
-_WRONG_USE = 2
 
 DataDir = Annotated[
     Path | None,
@@ -36,25 +34,25 @@ def pull(
     as_json: AsJson = False,
 ) -> None:
     """Fetch a model once, check it, and print where it is."""
-    path = fetch(name, data_dir)
+    path = fetch(name, data_dir or load_settings().data_dir)
     typer.echo(json.dumps({"name": name, "path": str(path)}) if as_json else str(path))
 
 
-def fetch(name: str, data_dir: Path | None) -> Path:
+def fetch(name: str, data_dir: Path) -> Path:
     """Pull with a progress bar; exits with one line where that fails."""
     try:
         with _progress_bar() as callback:
             return pull_model(name, data_dir, callback)
     except UnknownModelError as error:
-        _leave(str(error), _WRONG_USE)
+        fail(str(error), WRONG_USE)
     except ModelUnavailableError as error:
-        _leave(str(error), _FAILED)
+        fail(str(error))
 
 
 @app.command("list")
 def list_models(*, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the models that are here, and those that can be pulled by name."""
-    found = entries(data_dir)
+    found = entries(data_dir or load_settings().data_dir)
     if as_json:
         typer.echo(json.dumps([_as_json(entry) for entry in found]))
         return
@@ -90,8 +88,3 @@ def _as_json(entry: ModelEntry) -> dict[str, object]:
         "path": str(entry.path) if entry.path else None,
         "bytes": entry.num_bytes,
     }
-
-
-def _leave(message: str, code: int) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(code)

@@ -116,12 +116,13 @@ def _serve(
 
     settings = load_settings(options, None, data_dir)
     place = DataDir(settings.data_dir)
+    engine_socket = place.engine_socket  # before anything is made: its path may be too long
     place.create()
     keyring = Keyring.load_or_create(settings.effective_keyring_file)
     source = _resolve_or_pull(model, settings.data_dir)
-    options["engines"] = [str(place.engine_socket)]
+    options["engines"] = [str(engine_socket)]
     settings = load_settings(options, source, data_dir)
-    uvloop.run(_run(settings, keyring, place.engine_socket, model, announce))
+    uvloop.run(_run(settings, keyring, engine_socket, model, announce))
 
 
 def _resolve_or_pull(model: str, data_dir: Path) -> "ModelSource":

@@ -56,13 +56,16 @@ def test_names_of_other_programs_are_known(monkeypatch):
 
 def test_a_file_below_the_environment(monkeypatch, tmp_path):
     file = tmp_path / "evenhand.toml"
-    file.write_text('[gateway]\nport = 1\nadmin_port = 2\n[engine]\ndtype = "x"\n')
+    file.write_text("[gateway]\nport = 1\nadmin_port = 2\n")
     monkeypatch.setenv("EVENHAND_CONFIG", str(file))
     monkeypatch.setenv("EVENHAND_GATEWAY__PORT", "3")
     settings = load()
     assert (settings.gateway.port, settings.gateway.admin_port) == (3, 2)
     file.write_text("[gateway]\nnope = 1\n")
     with pytest.raises(SettingsError, match=r"gateway\.nope"):
+        load()
+    file.write_text("[engine]\nblock_size = 32\n")  # the engine reads no file
+    with pytest.raises(SettingsError, match="engine"):
         load()
 
 

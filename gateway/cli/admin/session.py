@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def fail(message: str) -> NoReturn:
-    """Say what went wrong on stderr and exit 1."""
+FAILED = 1
+WRONG_USE = 2
+
+
+def fail(message: str, status: int = FAILED) -> NoReturn:
+    """Say what went wrong on stderr and exit."""
     typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(1)
+    raise typer.Exit(status)
 
 
 def load_settings() -> "Settings":

@@ -1,7 +1,9 @@
 """`evenhand migrate`."""
 
 import json
+import sqlite3
 import stat
+from contextlib import closing
 
 import pytest
 import typer
@@ -71,3 +73,13 @@ def test_failures_are_one_line_and_exit_1(folder, url):
         assert found.stderr.startswith("error: ")
         assert len(found.stderr.splitlines()) == 1
         assert "hunter2" not in found.stderr
+
+
+def test_a_schema_of_another_program_is_refused(folder):
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "evenhand.db")) as database:
+        database.execute("create table alembic_version (version_num varchar(32))")
+        database.execute("insert into alembic_version values ('abcdef')")
+        database.commit()
+    assert "older" in run(folder, "--check", code=1).stdout  # which abcdef may not be
+    assert "not one this program knows" in run(folder, code=1).stderr

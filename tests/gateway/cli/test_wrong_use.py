@@ -1,0 +1,52 @@
+"""What a command says, and its exit status, when it cannot start: one line, and 2 for wrong use."""
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.main import app
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("EVENHAND_DATA_DIR", str(tmp_path / "data"))
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+def said(result, status):
+    assert result.exit_code == status, (result.output, result.exception)
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "gateway", "engine"])
+@pytest.mark.parametrize("model", ["nope", "hf:nope"])
+def test_a_model_that_cannot_be_is_wrong_use(run, command, model):
+    assert model in said(run(command, "--model", model), 2)
+
+
+def test_a_damaged_model_says_how_to_get_it_anew(run, tmp_path):
+    model = tmp_path / "data" / "models" / "smollm2-135m.gguf"
+    model.parent.mkdir(parents=True)
+    model.write_bytes(b"GGUF")
+    for command in ("serve", "engine"):
+        text = said(run(command), 1)
+        assert str(model) in text
+        assert "evenhand model pull smollm2-135m" in text
+
+
+def test_a_path_too_long_for_sockets_leaves_nothing(run, tmp_path):
+    folder = tmp_path / ("long" * 25)
+    assert "too long" in said(run("serve", "--data-dir", str(folder)), 1)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", ["EVENHAND_NOPE", "EVENHAND_ENGINE__NOPE"])
+def test_the_engine_names_an_unknown_setting(run, monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    assert name in said(run("engine"), 1)
+
+
+def test_a_key_without_a_keyring_says_what_makes_one(run):
+    assert "evenhand migrate" in said(run("admin", "key", "create", "--tenant", "x"), 1)
