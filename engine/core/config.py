@@ -35,8 +35,8 @@ class CoreConfig:
             raise ValueError(
                 "max_num_batched_tokens below max_num_seqs would starve a running request"
             )
-        if self.max_waiting_tokens < self.max_model_len:
-            raise ValueError("max_waiting_tokens must hold one prompt of max_model_len")
+        if self.max_waiting_tokens < self.max_sequence_tokens:
+            raise ValueError("max_waiting_tokens must hold the longest prompt there can be")
         if not 0 <= self.reserve < 1:
             raise ValueError("reserve must be at least 0 and below 1")
         if self.long_prefill_token_threshold < 0:

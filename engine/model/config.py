@@ -4,7 +4,6 @@ Everything is checked here: whatever we cannot compute exactly is refused by nam
 `ModelFileError`, so that the layers never meet a surprise.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -111,20 +110,6 @@ def config_from_gguf(
             norm_eps=fields.positive("attention.layer_norm_rms_epsilon"),
         ),
     )
-
-
-def read_config_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; raises ModelFileError."""
-    try:
-        values = json.loads(path.read_bytes())
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ModelFileError(path, f"cannot be read: {reason}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(path, "is not valid JSON") from error
-    if not isinstance(values, dict):
-        raise ModelFileError(path, "is not a JSON object")
-    return values
 
 
 def config_from_json(path: Path, values: Mapping[str, Any]) -> ModelConfig:

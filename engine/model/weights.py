@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import safetensors
 import torch
 
-from engine.model.config import ModelConfig, config_from_gguf, config_from_json, read_config_json
+from engine.model.config import ModelConfig, config_from_gguf, config_from_json
 from engine.model.dequant import dequantize
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.gguf import GgufFile
+from engine.protocol.text.json_file import read_json
 
 _SAFE_DTYPES = {"F32", "F16", "BF16"}
 _HASH_CHUNK = 1 << 20
@@ -136,7 +137,7 @@ class SafetensorsWeights:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         config_path = folder / "config.json"
-        values = read_config_json(config_path)
+        values = read_json(config_path)
         self.config = config_from_json(config_path, values)
         self._tied = bool(values.get("tie_word_embeddings", False))
         self._shards: dict[str, Path] = {}
@@ -197,7 +198,7 @@ def _shard_paths(folder: Path) -> list[Path]:
         if not single.is_file():
             raise ModelFileError(folder, "has no model.safetensors and no index of shards")
         return [single]
-    names = read_config_json(index).get("weight_map")
+    names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ModelFileError(index, "has no weight_map of file names")
     shards = sorted(set(names.values()))

@@ -9,28 +9,11 @@ from tokenizers import Tokenizer
 
 from engine.protocol.text.byte_level import token_bytes
 from engine.protocol.text.errors import ModelFileError
+from engine.protocol.text.json_file import read_json
 from engine.protocol.text.tokenizer import ControlToken, TextTokenizer
 
-_MAX_JSON_BYTES: Final = 64 << 20
 _MAX_TOKEN_ID: Final = (1 << 24) - 1
 _PROBE: Final = "a"
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a model folder; raises ModelFileError."""
-    try:
-        size = path.stat().st_size
-        if size > _MAX_JSON_BYTES:
-            raise ModelFileError(path, f"is {size} bytes long, too large for what it should be")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ModelFileError(path, f"cannot be read: {reason}") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(path, f"is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(path, "does not hold a JSON object")
-    return value
 
 
 def build(path: Path) -> TextTokenizer:

@@ -16,6 +16,7 @@ from engine.protocol.text.chat_template import ChatTemplate, TemplateSyntaxInval
 from engine.protocol.text.detokenizer import Detokenizer
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.gguf import GgufFile
+from engine.protocol.text.json_file import read_json
 from engine.protocol.text.metadata import Metadata
 from engine.protocol.text.tokenizer import TextTokenizer, unused_character
 
@@ -128,7 +129,7 @@ def _from_gguf(path: Path, model_id: str) -> TextModel:
 
 def _from_folder(path: Path, model_id: str) -> TextModel:
     config_path = path / "config.json"
-    config = hf_vocabulary.read_json(config_path)
+    config = read_json(config_path)
     settings = _optional_json(path / "tokenizer_config.json")
     tokenizer = hf_vocabulary.build(path / "tokenizer.json")
     special = {
@@ -152,7 +153,7 @@ def _from_folder(path: Path, model_id: str) -> TextModel:
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
-    return hf_vocabulary.read_json(path) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def _positive(path: Path, context_length: Any) -> int:

@@ -3,8 +3,9 @@ import math
 
 import pytest
 
-from engine.model.config import config_from_gguf, config_from_json, read_config_json
+from engine.model.config import config_from_gguf, config_from_json
 from engine.protocol.text.errors import ModelFileError
+from engine.protocol.text.json_file import read_json
 
 METADATA = {
     "general.architecture": "llama",
@@ -128,14 +129,14 @@ def test_json_refusals_name_file_and_reason(path, change, reason):
 def test_a_broken_config_file_is_one_clear_error(path, content):
     path.write_bytes(content)
     with pytest.raises(ModelFileError, match="JSON"):
-        read_config_json(path)
+        read_json(path)
 
 
 def test_a_missing_config_file_is_one_clear_error(path):
     with pytest.raises(ModelFileError, match="cannot be read"):
-        read_config_json(path)
+        read_json(path)
 
 
 def test_a_good_config_file(path):
     path.write_text(json.dumps(JSON))
-    assert read_config_json(path) == JSON
+    assert read_json(path) == JSON

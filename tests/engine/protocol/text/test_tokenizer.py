@@ -428,7 +428,7 @@ def test_folder_keeps_control_tokens_out_of_content(folder):
     ("content", "reason"),
     [
         ("{", "not valid JSON"),
-        ("[]", "does not hold a JSON object"),
+        ("[]", "is not a JSON object"),
         ("[" * 100_000, "not valid JSON"),
         ('{"model": {"type": "Unigram", "vocab": []}}', "not a BPE tokenizer"),
         ('{"model": {"type": "BPE"}}', "not a usable tokenizer"),
