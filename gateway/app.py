@@ -24,7 +24,16 @@ from gateway.protocol import EdgeLimits, guarded_protocol
 from gateway.settings import Settings
 from gateway.wiring import Gateway, create_app
 
-__all__ = ["CannotListen", "Endpoints", "Gateway", "create_app", "run", "run_forever"]
+__all__ = [
+    "CannotListen",
+    "Endpoints",
+    "Gateway",
+    "Listeners",
+    "bound",
+    "create_app",
+    "run",
+    "run_forever",
+]
 
 BACKLOG = 2048
 CLOSE_DEADLINE_S = 5
@@ -69,72 +78,88 @@ def run_forever(settings: Settings, **parts: Any) -> None:
     uvloop.run(run(settings, **parts))
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """Bound sockets that do not listen yet: whoever binds knows at once that an address is free."""
+
+    public: socket.socket
+    admin: socket.socket
+    local: socket.socket
+
+
+@contextlib.contextmanager
+def bound(settings: Settings) -> Iterator[Listeners]:
+    """All addresses of a gateway, bound. Raises CannotListen naming the one that cannot be."""
+    gateway = settings.gateway
+    with (
+        _tcp(gateway.host, gateway.port) as public,
+        _tcp(gateway.admin_host, gateway.admin_port) as admin,
+        _unix(settings.admin_socket) as local,
+    ):
+        yield Listeners(public, admin, local)
+
+
 async def run(
     settings: Settings,
     *,
+    listeners: Listeners | None = None,
     on_ready: Callable[[Endpoints], None] = lambda _endpoints: None,
     stop: asyncio.Event | None = None,
     **parts: Any,
 ) -> None:
     """Serve until a signal (or `stop`) and return after the drain; `parts` go to `create_app`.
 
-    `on_ready` is called once all listeners answer. Raises CannotListen and what `create_app` does.
+    `on_ready` is called once all listeners answer. `listeners` bound before are used and left to
+    their owner. Raises CannotListen and what `create_app` does.
     """
     configure_logging(settings.log_format)
-    with contextlib.ExitStack() as sockets:
-        public = sockets.enter_context(_tcp(settings.gateway.host, settings.gateway.port))
-        admin = sockets.enter_context(
-            _tcp(settings.gateway.admin_host, settings.gateway.admin_port)
-        )
-        local = sockets.enter_context(_unix(settings.admin_socket))
+    with bound(settings) if listeners is None else contextlib.nullcontext(listeners) as at:
         gateway = create_app(settings, **parts)
         try:
             await gateway.prime()
-            listeners = _listeners(gateway, settings, public, admin, local)
+            servers = _servers(gateway, settings, at)
             endpoints = Endpoints(
-                url=f"{_url(public)}/v1", admin_url=_url(admin), admin_socket=settings.admin_socket
+                url=f"{_url(at.public)}/v1",
+                admin_url=_url(at.admin),
+                admin_socket=settings.admin_socket,
             )
-            await _serve(gateway, settings, listeners, lambda: on_ready(endpoints), stop)
+            await _serve(gateway, settings, servers, lambda: on_ready(endpoints), stop)
         finally:
             await gateway.close()
 
 
-def _listeners(
-    gateway: Gateway,
-    settings: Settings,
-    public: socket.socket,
-    admin: socket.socket,
-    local: socket.socket,
+def _servers(
+    gateway: Gateway, settings: Settings, at: Listeners
 ) -> list[tuple[_Server, socket.socket]]:
     keep_alive_s = settings.gateway.keep_alive_s
     refused = gateway.service.metrics.refused_by_protocol
     return [
-        (_server(gateway.public, gateway.limits, keep_alive_s, refused), public),
-        (_server(gateway.admin, gateway.limits, keep_alive_s), admin),
-        (_server(gateway.socket, gateway.limits, keep_alive_s), local),
+        (_server(gateway.public, gateway.limits, keep_alive_s, refused), at.public),
+        (_server(gateway.admin, gateway.limits, keep_alive_s), at.admin),
+        (_server(gateway.socket, gateway.limits, keep_alive_s), at.local),
     ]
 
 
 async def _serve(
     gateway: Gateway,
     settings: Settings,
-    listeners: list[tuple[_Server, socket.socket]],
+    servers: list[tuple[_Server, socket.socket]],
     ready: Callable[[], None],
     stop: asyncio.Event | None,
 ) -> None:
     stopping, hurry = stop or asyncio.Event(), asyncio.Event()
     background = gateway.background()
-    serving = [asyncio.create_task(server.serve(sockets=[bound])) for server, bound in listeners]
+    serving = [asyncio.create_task(server.serve(sockets=[bound])) for server, bound in servers]
     waiting = asyncio.create_task(stopping.wait())
     try:
         with _signals(stopping, hurry) if stop is None else contextlib.nullcontext():
-            await asyncio.gather(*(server.listening.wait() for server, _ in listeners))
+            await asyncio.gather(*(server.listening.wait() for server, _ in servers))
             ready()
             await asyncio.wait(
                 [waiting, *background, *serving], return_when=asyncio.FIRST_COMPLETED
             )
             await gateway.drain(settings.gateway.drain_s, hurry)
-            for server, _ in listeners:
+            for server, _ in servers:
                 server.should_exit = True
             await asyncio.gather(*serving)
     finally:

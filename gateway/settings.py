@@ -162,6 +162,9 @@ def _without_values(error: ValueError) -> str:
     details = getattr(error, "errors", None)
     if details is None:
         return str(error)
-    return "; ".join(
-        f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in details()
-    )
+    return "; ".join(f"{_name(item['loc'])}: {item['msg']}" for item in details())
+
+
+def _name(location: tuple[int | str, ...]) -> str:
+    """A setting as its variable is called."""
+    return PREFIX + "__".join(str(part).upper() for part in location)

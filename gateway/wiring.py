@@ -139,7 +139,7 @@ class Gateway:
         hurried = asyncio.create_task(hurry.wait())
         await asyncio.wait([idle, hurried], timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
         if not idle.done():
-            log.warning("drain deadline: cutting %d requests", len(active))
+            log.warning("cutting %d requests that did not end in time", len(active))
             active.cut()
             await asyncio.wait([idle], timeout=CUT_DEADLINE_S)
         idle.cancel()
@@ -273,7 +273,9 @@ def _text_model(settings: Settings) -> TextModel:
 
 def _engines(settings: Settings) -> dict[str, EngineClient]:
     if not settings.gateway.engines:
-        raise ConfigurationError("GATEWAY__ENGINES must name at least one engine")
+        raise ConfigurationError(
+            "no engine is named: give --engine or set EVENHAND_GATEWAY__ENGINES"
+        )
     timeout_s = settings.gateway.upstream_read_timeout_s
     return {
         address: HttpEngine(address, read_timeout_s=timeout_s)

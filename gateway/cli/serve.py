@@ -19,7 +19,7 @@ from gateway.cli.gateway import load_settings, resolve_model
 
 if TYPE_CHECKING:
     from engine.model.store import ModelSource
-    from gateway.app import Endpoints
+    from gateway.app import Endpoints, Listeners
     from gateway.settings import Settings
     from tenancy.keyring import Keyring
 
@@ -78,12 +78,6 @@ def serve(
     ] = False,
 ) -> None:
     """Run the gateway and a local engine on this machine."""
-    from gateway.app import CannotListen
-    from gateway.cli.engine_process import EngineFailed
-    from gateway.settings import SettingsError
-    from gateway.wiring import ConfigurationError
-    from tenancy.errors import TenancyError
-
     if workers > 1:
         raise typer.BadParameter(
             "more than one gateway process needs Redis to share the queue, and this build has"
@@ -92,6 +86,12 @@ def serve(
         )
     options = {"host": host, "port": port, "admin_port": admin_port}
     try:
+        from gateway.app import CannotListen
+        from gateway.cli.engine_process import EngineFailed
+        from gateway.settings import SettingsError
+        from gateway.wiring import ConfigurationError
+        from tenancy.errors import TenancyError
+
         _serve(options, data_dir, model, _announcer(as_json=as_json))
     except KeyboardInterrupt:
         raise typer.Exit from None  # Ctrl-C before it answered: nothing is left behind
@@ -111,6 +111,7 @@ def _serve(
 ) -> None:
     import uvloop
 
+    from gateway.app import bound
     from tenancy.datadir import DataDir
     from tenancy.keyring import Keyring
 
@@ -122,7 +123,8 @@ def _serve(
     source = _resolve_or_pull(model, settings.data_dir)
     options["engines"] = [str(engine_socket)]
     settings = load_settings(options, source, data_dir)
-    uvloop.run(_run(settings, keyring, engine_socket, model, announce))
+    with bound(settings) as listeners:  # first of all: a taken port is told before a model loads
+        uvloop.run(_run(settings, listeners, keyring, model, announce))
 
 
 def _resolve_or_pull(model: str, data_dir: Path) -> "ModelSource":
@@ -137,8 +139,8 @@ def _resolve_or_pull(model: str, data_dir: Path) -> "ModelSource":
 
 async def _run(
     settings: "Settings",
+    listeners: "Listeners",
     keyring: "Keyring",
-    socket: Path,
     model: str,
     announce: Callable[[Started], None],
 ) -> None:
@@ -146,14 +148,15 @@ async def _run(
     from gateway.cli.engine_process import EngineProcess
     from migrations.runner import upgrade_async
 
-    engine = EngineProcess(socket, ["--model", model, "--data-dir", str(settings.data_dir)])
+    (socket,) = settings.gateway.engines
+    engine = EngineProcess(Path(socket), ["--model", model, "--data-dir", str(settings.data_dir)])
     await engine.start()
     try:
         await upgrade_async(settings.effective_database_url)
         await engine.wait_ready()
         welcome = _Welcome(settings, keyring, announce)
         async with engine.supervised():
-            await run(settings, keyring=keyring, on_ready=welcome.begin)
+            await run(settings, listeners=listeners, keyring=keyring, on_ready=welcome.begin)
         welcome.check()
     finally:
         await engine.stop()

@@ -45,9 +45,8 @@ def test_a_limit_a_revocation_and_what_is_left(stack, client):
     shown = stack.admin("quota", "show", "--tenant", "changing")
     assert shown["left"]["rpm"] == 0
 
-    keys = stack.admin("key", "list", "--tenant", "changing")
-    keys = keys["keys"] if isinstance(keys, dict) else keys
-    stack.admin("key", "revoke", keys[0]["id"])
+    [listed] = stack.admin("key", "list", "--tenant", "changing")
+    stack.admin("key", "revoke", listed["id"])
 
     def refused_now():
         try:

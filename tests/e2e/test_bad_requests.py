@@ -153,9 +153,8 @@ def test_a_wrong_method_or_path(stack, method, path, status, code):
 def test_bad_credentials(stack, model):
     good = stack.key
     revoked = stack.new_key("bad-credentials")
-    listed = stack.admin("key", "list", "--tenant", "bad-credentials")
-    keys = listed["keys"] if isinstance(listed, dict) else listed
-    stack.admin("key", "revoke", keys[0]["id"])
+    [listed] = stack.admin("key", "list", "--tenant", "bad-credentials")
+    stack.admin("key", "revoke", listed["id"])
     unknown = good[:8] + ("B" if good[8] != "B" else "C") + good[9:]
     body = text(model=model, max_tokens=1)
     for headers, status in [

@@ -62,15 +62,15 @@ def test_a_file_below_the_environment(monkeypatch, tmp_path):
     settings = load()
     assert (settings.gateway.port, settings.gateway.admin_port) == (3, 2)
     file.write_text("[gateway]\nnope = 1\n")
-    with pytest.raises(SettingsError, match=r"gateway\.nope"):
+    with pytest.raises(SettingsError, match="EVENHAND_GATEWAY__NOPE"):
         load()
     file.write_text("[engine]\nblock_size = 32\n")  # the engine reads no file
-    with pytest.raises(SettingsError, match="engine"):
+    with pytest.raises(SettingsError, match="EVENHAND_ENGINE"):
         load()
 
 
 def test_a_wrong_value_is_named_and_not_shown(monkeypatch):
     monkeypatch.setenv("EVENHAND_GATEWAY__PORT", "hunter2")
-    with pytest.raises(SettingsError, match=r"gateway\.port") as refused:
+    with pytest.raises(SettingsError, match="EVENHAND_GATEWAY__PORT") as refused:
         load()
     assert "hunter2" not in str(refused.value)

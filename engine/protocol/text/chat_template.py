@@ -23,13 +23,13 @@ class _RefusalError(TemplateError):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox, in which multiplication cannot make a text explode."""
+    """Jinja's immutable sandbox, in which no single operator can make a text explode."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "%"})
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if not all(isinstance(value, (int, float)) for value in (left, right)):
-            raise SecurityError("a template may multiply numbers only")
+            raise SecurityError(f"a template may apply {operator} to numbers only")
         if operator == "**":
             raise SecurityError("a template may not raise to a power")
         return super().call_binop(context, operator, left, right)
@@ -41,7 +41,10 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compile `source`; raises TemplateSyntaxInvalidError."""
         environment = _Sandbox(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols"],
+            optimized=False,  # the optimizer would run a hostile constant while compiling
         )
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now

@@ -1,5 +1,7 @@
 """What a command says, and its exit status, when it cannot start: one line, and 2 for wrong use."""
 
+import socket
+
 import pytest
 from typer.testing import CliRunner
 
@@ -50,3 +52,15 @@ def test_the_engine_names_an_unknown_setting(run, monkeypatch, name):
 
 def test_a_key_without_a_keyring_says_what_makes_one(run):
     assert "evenhand migrate" in said(run("admin", "key", "create", "--tenant", "x"), 1)
+
+
+def test_a_taken_port_is_told_before_any_model_is_loaded(run, tmp_path, smollm2, monkeypatch):
+    async def never(*_: object) -> None:
+        raise AssertionError("the engine was started")
+
+    monkeypatch.setattr("gateway.cli.engine_process.EngineProcess.start", never)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        place = ("--data-dir", str(tmp_path / "data"), "--admin-port", "0")
+        result = run("serve", "--model", str(smollm2), "--port", port, *place)
+    assert f"127.0.0.1:{port}" in said(result, 1)

@@ -56,6 +56,7 @@ def test_strftime_now_gives_a_date():
         "{{ 'x' * 10 ** 9 }}",
         "{{ [0] * 1000000000 }}",
         "{{ 10 ** 10000000 }}",
+        "{{ '%999999999d' % 1 }}",
         "{% for i in range(99999999) %}x{% endfor %}",
         "{{ lipsum(1000000) }}",
         "{% include 'secrets' %}",
