@@ -16,7 +16,7 @@ from gateway.engines.port import EngineError
 from gateway.errors import Answer, UpstreamFailed
 from gateway.guard import App, Receive, Scope, Send, respond
 from gateway.routes.inference import JSON
-from gateway.routes.router import router
+from gateway.routes.router import Router
 
 TEXT = [(b"content-type", PROMETHEUS_CONTENT_TYPE.encode())]
 
@@ -52,7 +52,7 @@ def operations_app(operations: Operations) -> App:
         body = orjson.dumps({"ready": not reasons, "reasons": reasons})
         await respond(send, Answer(503 if reasons else 200, body, JSON))
 
-    return router(
+    return Router(
         {
             ("GET HEAD", "/metrics"): metrics,
             ("GET HEAD", "/metrics/engine"): engine_metrics,
@@ -74,4 +74,4 @@ def socket_app(operations: Operations) -> App:
             raise InvalidRequest("tenant must be one UUID", param="tenant") from error
         await respond(send, Answer(200, orjson.dumps(await operations.left(tenant)), JSON))
 
-    return router({("GET", "/left"): left})
+    return Router({("GET", "/left"): left})

@@ -10,7 +10,7 @@ from gateway.errors import Answer, ModelNotFound
 from gateway.guard import App, Receive, Scope, Send, respond
 from gateway.routes.dialects import ChatDialect, CompletionDialect
 from gateway.routes.inference import JSON, Inference, Service
-from gateway.routes.router import router
+from gateway.routes.router import Router
 
 
 class Models:
@@ -27,7 +27,7 @@ class Models:
         record.route = "/v1/models"
         context = await self._service.auth.authenticate(scope["headers"])
         record.tenant = self._service.metrics.tenant(str(context.tenant_id), context.tenant_slug)
-        name = scope["path_params"].get("model")
+        name = scope.get("path_params", {}).get("rest")
         payload = shapes.model_list(list(self._cards.values())) if name is None else self._one(name)
         headers = JSON + self._service.quotas.headers(context)
         await respond(send, Answer(200, orjson.dumps(payload), headers))
@@ -52,12 +52,12 @@ async def health(scope: Scope, receive: Receive, send: Send) -> None:
 def public_app(service: Service, created: Mapping[str, int]) -> App:
     """Everything the public listener serves; `created` is Unix seconds per model."""
     models = Models(service, created)
-    return router(
+    return Router(
         {
             ("POST", CHAT.name): Inference(service, CHAT, ChatDialect()),
             ("POST", COMPLETIONS.name): Inference(service, COMPLETIONS, CompletionDialect()),
             ("GET", "/v1/models"): models,
-            ("GET", "/v1/models/{model:path}"): models,
+            ("GET", "/v1/models/*"): models,
             ("GET HEAD", "/health"): health,
         }
     )

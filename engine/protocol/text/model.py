@@ -37,6 +37,8 @@ _END_NAMES: Final = frozenset(
 )
 _TEMPLATE_FILE: Final = "chat_template.jinja"
 _MAX_TEMPLATE_BYTES: Final = 1 << 20
+# The shortest conversation; its text is a private-use character, which no template writes.
+_PROBE: Final = ({"role": "user", "content": "\uf8ff"},)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,17 @@ class TextModel:
             return tokenizer.mark(text, marker) if text in risky else text
 
         rendered = self.template.render([_as_mapping(message, safe) for message in messages])
-        return tokenizer.encode_rendered(rendered, marker)
+        return tokenizer.encode_rendered(rendered, marker, self._template_parts)
+
+    @cached_property
+    def _template_parts(self) -> Mapping[str, tuple[int, ...]]:
+        """What the template says by itself, encoded once: no part holds a client's text."""
+        try:
+            rendered = self.template.render(_PROBE) if self.template is not None else ""
+        except InvalidRequest:  # it wants another conversation than the shortest
+            return {}
+        parts = self.tokenizer.inner_parts(rendered)
+        return {part: ids for part, ids in parts.items() if _PROBE[0]["content"] not in part}
 
     def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
         """Decodes one answer to the given prompt."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from os.path import commonprefix
+from types import MappingProxyType
 from typing import Any, Final
 
 from tokenizers import Tokenizer
@@ -62,8 +63,13 @@ class TextTokenizer:
         """A completion's prompt. Control tokens spelled in `text` stay ordinary text."""
         return [*self.prefix, *_ids(self.plain, text), *self.suffix]
 
-    def encode_rendered(self, text: str, marker: str) -> list[int]:
-        """A rendered template, in which client text was marked with `marker` ("" for none)."""
+    def encode_rendered(
+        self, text: str, marker: str, known: Mapping[str, Sequence[int]] = MappingProxyType({})
+    ) -> list[int]:
+        """A rendered template, in which client text was marked with `marker` ("" for none).
+
+        `known` are parts encoded before, by `inner_parts`: what a template says never changes.
+        """
         token_ids: list[int] = []
         for control, start, end in self._split(text):
             if control is not None:
@@ -72,8 +78,18 @@ class TextTokenizer:
             part = text[start:end]
             if marker:
                 part = part.replace(marker, "")
-            token_ids += _ids(self.plain_inner if start else self.plain, part)
+            if start and part in known:
+                token_ids += known[part]
+            else:
+                token_ids += _ids(self.plain_inner if start else self.plain, part)
         return token_ids
+
+    def inner_parts(self, text: str) -> dict[str, tuple[int, ...]]:
+        """The ordinary text between control tokens, after the first, and what each encodes to."""
+        parts = {
+            text[start:end] for control, start, end in self._split(text) if start and not control
+        }
+        return {part: tuple(_ids(self.plain_inner, part)) for part in parts}
 
     def needs_marks(self, text: str) -> bool:
         """Whether client text could put a control token into a rendered template."""

@@ -144,3 +144,14 @@ def test_loads_without_torch(smollm2):
         f"load_text_model(pathlib.Path({str(smollm2)!r})); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_parts_of_the_template_are_encoded_once_and_hold_no_clients_text(smollm2):
+    model = load_text_model(smollm2)
+    parts = model._template_parts
+    assert "assistant\n" in parts
+    assert not any("\uf8ff" in part for part in parts)
+    rendered = model.template.render([{"role": "user", "content": "assistant\n"}])
+    for text in (rendered, rendered + "tail", "assistant\n" + rendered):
+        whole = model.tokenizer.encode_rendered(text, "")
+        assert model.tokenizer.encode_rendered(text, "", parts) == whole
