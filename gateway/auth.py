@@ -118,6 +118,7 @@ class Authenticator:
         self._lookups: dict[bytes, asyncio.Task[TenantContext | None]] = {}
         self._gate = asyncio.Semaphore(config.max_lookups)
         self._last_answer = clock()
+        self._changed = asyncio.Event()
         self.revision = 0
         self.store_up = False
 
@@ -218,10 +219,11 @@ class Authenticator:
         self._last_answer = self._clock()
         if revision != self.revision:
             self.revision = revision
-            await self._refresh()
+            self._changed.set()
 
-    async def _refresh(self) -> None:
+    async def refresh(self) -> None:
         """Re-read the snapshots in use now, so that weights and limits change without a request."""
+        self._changed.clear()
         active = self._active_tenants()
         for digest, context in list(self._cache.items()):
             if context.tenant_id not in active:
@@ -232,10 +234,20 @@ class Authenticator:
                 return
 
     async def run(self) -> None:
-        """Poll for ever."""
+        """Poll for ever; however long the snapshots of many tenants take, the poll is on time."""
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._keep_polling())
+            both.create_task(self._keep_refreshing())
+
+    async def _keep_polling(self) -> None:
         while True:
             await self.poll()
             await asyncio.sleep(self._config.interval_s)
+
+    async def _keep_refreshing(self) -> None:
+        while True:
+            await self._changed.wait()
+            await self.refresh()
 
 
 def _unavailable() -> AuthUnavailable:

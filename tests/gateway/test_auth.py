@@ -199,3 +199,26 @@ async def test_no_malformed_key_reaches_the_store(auth, store):
         with pytest.raises(InvalidKey):
             await ask(auth, text)
     assert store.asked == 0
+
+
+async def test_a_slow_refresh_does_not_hold_up_the_next_revision(store):
+    """Many snapshots take long to read again; a revocation meanwhile must not wait for them."""
+    text = store.add()
+    context = store.contexts[api_keys.digest(PEPPER, text)]
+    auth = Authenticator(
+        store, PEPPER, AuthConfig(interval_s=0.001), active_tenants=lambda: {context.tenant_id}
+    )
+    await auth.poll()
+    await ask(auth, text)
+    background = asyncio.get_running_loop().create_task(auth.run())
+    store.wait.clear()
+    asked, store.revision_now = store.asked, 2
+    async with asyncio.timeout(10):
+        while store.asked == asked:  # noqa: ASYNC110 - watches another's plain number
+            await asyncio.sleep(0)
+        store.revision_now = 3
+        while auth.revision != 3:  # noqa: ASYNC110 - the same
+            await asyncio.sleep(0)
+    background.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await background
