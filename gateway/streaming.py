@@ -201,8 +201,10 @@ class Relay:
         for event in events:
             if event.finish_reason is not None:
                 self.finish_reason = event.finish_reason
-            if event.output_tokens is not None and event.output_tokens > exchange.output_tokens:
-                exchange.output_tokens = event.output_tokens
+            if event.output_tokens is not None:
+                # Nobody is billed for more than was asked for, whatever an engine says.
+                counted = min(event.output_tokens, exchange.ticket.max_output_tokens)
+                exchange.output_tokens = max(exchange.output_tokens, counted)
         self._queue.emitted(exchange.ticket, exchange.output_tokens)
 
 

@@ -17,8 +17,11 @@ CAPACITY = ReplicaCapacity(slots=1, kv_tokens=160)
 
 
 class Stream:
+    def __init__(self, output_tokens):
+        self._output_tokens = output_tokens
+
     async def next(self):
-        return [EngineEvent(cached_tokens=0, output_tokens=0)]
+        return [EngineEvent(cached_tokens=0, output_tokens=self._output_tokens)]
 
     def kill(self):
         raise AssertionError("nothing is wrong with it")
@@ -27,15 +30,17 @@ class Stream:
 class Engine:
     """Counts what it is asked."""
 
-    def __init__(self):
+    def __init__(self, output_tokens=0):
         self.asked = 0
+        self._output_tokens = output_tokens
 
     async def start(self, _body, _headers):
         self.asked += 1
-        return Stream()
+        return Stream(self._output_tokens)
 
 
-async def test_a_replica_lost_before_its_grant_was_seen_is_not_asked():
+def relay_over(engines):
+    """A queue, a ticket of one prompt and one output token, and what drives it."""
     queue = PoolQueue("pool", Dispatcher(PoolConfig(), VtcPolicy()), flush_interval_s=1)
     ticket = queue.ticket(
         "request",
@@ -57,7 +62,6 @@ async def test_a_replica_lost_before_its_grant_was_seen_is_not_asked():
         output_tokens=0,
         upstream_s=0.0,
     )
-    engines = {"lost": Engine(), "other": Engine()}
     relay = Relay(
         exchange,
         Upstreams(engines, suspect=queue.replica_lost),
@@ -65,6 +69,13 @@ async def test_a_replica_lost_before_its_grant_was_seen_is_not_asked():
         on_granted=lambda: None,
         headers=dict,
     )
+    return queue, exchange, relay
+
+
+async def test_a_replica_lost_before_its_grant_was_seen_is_not_asked():
+    engines = {"lost": Engine(), "other": Engine()}
+    queue, exchange, relay = relay_over(engines)
+    ticket = exchange.ticket
     queue.replica_up("lost", CAPACITY)
     queue.enqueue(ticket)
     first = asyncio.create_task(relay.first())
@@ -75,3 +86,11 @@ async def test_a_replica_lost_before_its_grant_was_seen_is_not_asked():
     await first
     assert (engines["lost"].asked, engines["other"].asked) == (0, 1)
     assert ticket.phase is Phase.BEGUN
+
+
+async def test_an_engine_cannot_bill_more_than_was_asked_for():
+    queue, exchange, relay = relay_over({"odd": Engine(output_tokens=10**30)})
+    queue.replica_up("odd", CAPACITY)
+    queue.enqueue(exchange.ticket)
+    await relay.first()
+    assert exchange.output_tokens == exchange.ticket.max_output_tokens == 1
