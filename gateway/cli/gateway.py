@@ -1,11 +1,11 @@
 """`evenhand gateway`: the gateway alone, in front of engines that somebody else runs."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.admin.output import print_json
 from gateway.cli.admin.session import WRONG_USE, fail
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def gateway(
 
     def announce(endpoints: Endpoints) -> None:
         if as_json:
-            print_json({"url": endpoints.url, "admin_url": endpoints.admin_url})
+            typer.echo(json.dumps({"url": endpoints.url, "admin_url": endpoints.admin_url}))
         else:
             typer.echo(f"ready: {endpoints.url} (admin: {endpoints.admin_url})")
 

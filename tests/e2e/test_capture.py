@@ -5,8 +5,6 @@ import contextlib
 import json
 import re
 import subprocess
-import time
-import urllib.request
 
 import aiohttp
 import openai
@@ -24,23 +22,15 @@ def process(*arguments, **environment):
         [*product.EVENHAND, *arguments],
         cwd=product.ROOT,
         env=product.clean_environment(**environment),
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    try:
-        yield running
-    finally:
-        running.terminate()
-        assert running.wait(60) == 0
-
-
-def eventually(condition, timeout_s=90):
-    deadline = time.monotonic() + timeout_s
-    while True:
-        with contextlib.suppress(OSError):
-            if condition():
-                return
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    with running:
+        try:
+            yield running
+        finally:
+            running.terminate()
+            assert running.wait(60) == 0
 
 
 @pytest.fixture(scope="module")
@@ -61,23 +51,21 @@ def captured(tmp_path_factory, smollm2):
         for slug in ("a", "b")
     }
     engine_socket, relay_socket = folder / "engine.sock", folder / "relay.sock"
-    with process("engine", "--uds", str(engine_socket), "--model", str(smollm2)):
-        eventually(engine_socket.exists)
+    with process("engine", "--uds", str(engine_socket), "--model", str(smollm2)) as engine:
+        assert engine.stdout.readline().startswith("ready: ")
         relay = Relay(relay_socket, engine_socket)
-        ports = ("--port", "18423", "--admin-port", "18424")
+        ports = ("--port", "0", "--admin-port", "0", "--json")
         gateway = ("gateway", "--engine", str(relay_socket), "--model", str(smollm2), *ports)
-        with process(*gateway, **data):
-            ready = "http://127.0.0.1:18424/readyz"
-            eventually(lambda: urllib.request.urlopen(ready).status == 200)
-            yield relay, keys, engine_socket
+        with process(*gateway, **data) as running:
+            yield relay, keys, engine_socket, json.loads(running.stdout.readline())["url"]
         relay.close()
 
 
 def test_every_request_carries_its_tenants_namespace(captured):
-    relay, keys, _ = captured
+    relay, keys, _, url = captured
     callers = {}  # seed: tenant; connections are reused, so bodies come in no order of time
     for slug in ("a", "b", "a"):
-        with openai.OpenAI(base_url="http://127.0.0.1:18423/v1", api_key=keys[slug]) as client:
+        with openai.OpenAI(base_url=url, api_key=keys[slug]) as client:
             model = client.models.list().data[0].id
             for ask in (
                 lambda **asked: client.completions.create(prompt="Hello", **asked),
@@ -101,7 +89,7 @@ def test_every_request_carries_its_tenants_namespace(captured):
 
 
 def test_the_engine_refuses_a_request_without_a_namespace(captured):
-    _, _, engine_socket = captured
+    _, _, engine_socket, _ = captured
 
     async def ask(**fields):
         connector = aiohttp.UnixConnector(str(engine_socket))
@@ -117,5 +105,5 @@ def test_the_engine_refuses_a_request_without_a_namespace(captured):
 
 
 def test_only_the_owner_can_reach_the_engine(captured):
-    _, _, engine_socket = captured
+    _, _, engine_socket, _ = captured
     assert engine_socket.stat().st_mode & 0o777 == 0o600
