@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import UUID
 from weakref import WeakValueDictionary
 
-from engine.protocol import strict_json, wire
+from engine.protocol import metrics, strict_json, wire
 from engine.protocol.errors import InvalidRequest
 from engine.protocol.requests import CacheChoice, ChatRequest, CompletionRequest, Sampling
 from engine.protocol.requests import StreamOptions as Delivery
@@ -55,8 +55,10 @@ class Route:
     parse: Callable[[dict[str, Any], Audience], ChatRequest | CompletionRequest]
 
 
-CHAT: Final = Route("/v1/chat/completions", "messages", "chat", wire.parse_chat)
-COMPLETIONS: Final = Route("/v1/completions", "prompt", "text_completion", wire.parse_completion)
+CHAT: Final = Route("/v1/chat/completions", "messages", metrics.OPERATION_CHAT, wire.parse_chat)
+COMPLETIONS: Final = Route(
+    "/v1/completions", "prompt", metrics.OPERATION_COMPLETION, wire.parse_completion
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,6 @@ class ModelConfig:
     rope_theta: float
     norm_eps: float
 
-    @property
-    def qkv_size(self) -> int:
-        """Width of the fused query, key and value projection."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-
 
 class _Fields:
     """Typed look-ups in an untrusted mapping; every failure names the file and the field."""

@@ -19,7 +19,6 @@ from engine.protocol.text.gguf import GgufFile
 from engine.protocol.text.json_file import read_json
 
 _SAFE_DTYPES = {"F32", "F16", "BF16"}
-_HASH_CHUNK = 1 << 20
 
 _GGUF_NAMES = {
     "embedding": "token_embd.weight",

@@ -6,7 +6,6 @@ The gateway derives it, the engine refuses a request without it; both ask this o
 import re
 from typing import Final
 
-NAMESPACE_LENGTH: Final = 43
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from engine.protocol import shapes
+from engine.protocol import metrics, shapes
 from engine.protocol.shapes import OMIT, Head, UsageMember
 
 JsonObject = dict[str, Any]
@@ -38,7 +38,7 @@ class ChatDialect:
     """`/v1/chat/completions`."""
 
     id_prefix = "chatcmpl-"
-    operation = "chat"
+    operation = metrics.OPERATION_CHAT
     prompt_param = "messages"
 
     def opening(self, head: Head, usage: UsageMember) -> JsonObject:
@@ -64,7 +64,7 @@ class CompletionDialect:
     """`/v1/completions`."""
 
     id_prefix = "cmpl-"
-    operation = "text_completion"
+    operation = metrics.OPERATION_COMPLETION
     prompt_param = "prompt"
 
     def opening(self, head: Head, usage: UsageMember = OMIT) -> JsonObject:

@@ -221,11 +221,6 @@ def _longest_of(texts: Iterable[str]) -> str:
     return f"(?:{'|'.join(reversed(branches))})"
 
 
-def by_text(tokens: Mapping[str, int], names: Sequence[str]) -> frozenset[int]:
-    """The ids of those `names` that are tokens."""
-    return frozenset(tokens[name] for name in names if name in tokens)
-
-
 def _pull_apart(found: str, marker: str) -> str:
     """A marker on both sides of each character, but not outside the whitespace around them."""
     core = found.strip()
