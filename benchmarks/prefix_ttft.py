@@ -80,7 +80,7 @@ def _last_logits(
     logits = torch.empty(0)
     for at in range(start, len(prompt), chunk):
         tokens = prompt[at : at + chunk]
-        sampling = greedy if at + len(tokens) == len(prompt) else None
-        row = ScheduledRow("bench", tokens, at, table, sampling, 0)
+        last = at + len(tokens) == len(prompt)
+        row = ScheduledRow("bench", tokens, at, (table,), greedy, samples=last)
         logits = runner.execute_logits(ScheduledBatch(at, (row,), len(tokens)))
     return logits[0]

@@ -10,7 +10,12 @@ class CoreConfig:
     """Sizes and limits of one engine core. Raises ValueError for a combination that cannot work.
 
     `reserve` is the share of blocks an admission must leave idle while anything runs.
+    Under preemption thrash that share rises as far as `max_reserve`, which at most `reserve`
+    means never.
     `long_prefill_token_threshold` caps one request's chunk in a step; 0 means the token budget.
+    `max_passes` is how often later arrivals may pass a waiting request that does not fit yet.
+    `windows` has one entry per page group, a group of layers with pages of their own: None for
+    full attention, else how many of the latest tokens, itself included, a position attends to.
     """
 
     num_blocks: int
@@ -20,10 +25,13 @@ class CoreConfig:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     reserve: Fraction | float = 0.02
+    max_reserve: Fraction | float = 0.10
     prefix_cache: bool = True
     long_prefill_token_threshold: int = 0
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 1 << 22
+    max_passes: int = 8
+    windows: tuple[int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_waiting_requests"):
@@ -37,10 +45,14 @@ class CoreConfig:
             )
         if self.max_waiting_tokens < self.max_sequence_tokens:
             raise ValueError("max_waiting_tokens must hold the longest prompt there can be")
-        if not 0 <= self.reserve < 1:
-            raise ValueError("reserve must be at least 0 and below 1")
-        if self.long_prefill_token_threshold < 0:
-            raise ValueError("long_prefill_token_threshold must not be negative")
+        for name in ("reserve", "max_reserve"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1")
+        for name in ("max_passes", "long_prefill_token_threshold"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+        if not self.windows or any(w is not None and w < 1 for w in self.windows):
+            raise ValueError("windows must name at least one page group, and no window below 1")
 
     @property
     def reserve_blocks(self) -> int:

@@ -8,7 +8,7 @@ is whole: free + cached + held blocks = total.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.core.batch import RunnerOutput, ScheduledBatch, StepReport
+from engine.core.batch import RunnerOutput, SampledToken, ScheduledBatch, StepReport
 from engine.core.config import CoreConfig
 from engine.core.errors import CoreError, StepFailed
 from engine.core.kv_cache import KVCache
@@ -86,16 +86,16 @@ class EngineCore:
         """
         schedule = self._scheduler.schedule()
         batch = schedule.batch
-        token_ids: Mapping[str, int] = {}
+        sampled: Mapping[str, SampledToken] = {}
         if batch.rows:
             try:
-                token_ids = _sampled(batch, self._runner.execute(batch))
+                sampled = _sampled(batch, self._runner.execute(batch))
             except Exception as error:
                 ended = self._scheduler.end_all(schedule.requests, FinishReason.ERROR)
                 raise StepFailed(ended) from error
         elif self.has_work():
             self._no_progress_steps += 1
-        emitted = self._scheduler.update(schedule, token_ids)
+        emitted = self._scheduler.update(schedule, sampled)
         return StepReport(
             batch.step, schedule.admitted, emitted, batch.num_tokens, schedule.num_preempted
         )
@@ -130,9 +130,9 @@ class _RunnerContractError(CoreError):
     """The runner did not answer for every row that asked for a token."""
 
 
-def _sampled(batch: ScheduledBatch, output: RunnerOutput) -> Mapping[str, int]:
+def _sampled(batch: ScheduledBatch, output: RunnerOutput) -> Mapping[str, SampledToken]:
     """The runner's tokens, once it is sure that none is missing."""
     for row in batch.rows:
-        if row.sampling is not None and row.request_id not in output.token_ids:
+        if row.samples and row.request_id not in output.sampled:
             raise _RunnerContractError(f"no token for request {row.request_id}")
-    return output.token_ids
+    return output.sampled

@@ -1,7 +1,7 @@
 """Gives requests the blocks that hold their keys and values, and finds computed ones again.
 
 Who owns what: the pool owns the blocks; a request holds a reference to every block in its table;
-this class is the only writer of a request's `block_table`, `block_keys` and
+this class is the only writer of a request's `block_tables`, `block_keys` and
 `num_committed_blocks`. A block is written only by the one request that allocated it, and can be
 shared only after it was computed in full and committed.
 """
@@ -57,19 +57,19 @@ class KVCache:
         if self.pool.num_idle - idle_hits - num_new < reserve_blocks:
             return False
         self.pool.hold(hits)
-        request.block_table.extend(hits)
-        request.block_table.extend(self.pool.allocate(num_new))
+        request.block_tables = ([*hits, *self.pool.allocate(num_new)],)
         request.num_committed_blocks = len(hits)
         request.num_computed_tokens = len(hits) * self._block_size
         return True
 
     def extend(self, request: Request) -> bool:
         """Make sure the last known token has a place; False, changing nothing, if none is idle."""
-        if request.num_tokens <= len(request.block_table) * self._block_size:
+        (table,) = request.block_tables
+        if request.num_tokens <= len(table) * self._block_size:
             return True
         if self.pool.num_idle == 0:
             return False
-        request.block_table.extend(self.pool.allocate(1))
+        table.extend(self.pool.allocate(1))
         return True
 
     def commit(self, request: Request) -> None:
@@ -78,27 +78,31 @@ class KVCache:
         if num_full <= request.num_committed_blocks or not self.caches(request):
             return
         self._extend_keys(request, num_full)
+        (table,) = request.block_tables
         for index in range(request.num_committed_blocks, num_full):
-            self.pool.publish(request.block_table[index], request.block_keys[index])
+            self.pool.publish(table[index], request.block_keys[index])
         request.num_committed_blocks = num_full
 
     def free(self, request: Request) -> None:
         """Give every block back, tail first; committed ones stay cached until evicted."""
-        self.pool.release(reversed(request.block_table))
-        request.block_table.clear()
+        for table in request.block_tables:
+            self.pool.release(reversed(table))
+        request.block_tables = ()
 
     def frees_a_block(self, request: Request) -> bool:
         """Whether freeing the request now would make at least one block idle."""
-        return any(self.pool.ref_count(block) == 1 for block in reversed(request.block_table))
+        (table,) = request.block_tables
+        return any(self.pool.ref_count(block) == 1 for block in reversed(table))
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Raise IntegrityError unless blocks and tables agree and no writable block is shared."""
         references: Counter[int] = Counter()
         writable: list[int] = []
         for request in requests:
-            references.update(request.block_table)
             num_full = request.num_computed_tokens // self._block_size
-            writable.extend(request.block_table[num_full:])
+            for table in request.block_tables:
+                references.update(table)
+                writable.extend(table[num_full:])
         self.pool.check_integrity(references)
         for block_id in writable:
             if references[block_id] > 1:

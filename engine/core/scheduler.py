@@ -15,7 +15,13 @@ from bisect import insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from engine.core.batch import Admission, EmittedToken, ScheduledBatch, ScheduledRow
+from engine.core.batch import (
+    Admission,
+    EmittedToken,
+    SampledToken,
+    ScheduledBatch,
+    ScheduledRow,
+)
 from engine.core.config import CoreConfig
 from engine.core.errors import DuplicateRequest, NeverFits
 from engine.core.kv_cache import KVCache
@@ -71,9 +77,11 @@ class _Plan:
                 request.request_id,
                 request.token_ids(start, stop),
                 start,
-                request.block_table,
-                request.sampling if stop == num_known else None,
-                len(request.output_token_ids),
+                request.block_tables,
+                request.sampling,
+                stop == num_known,
+                request.prompt_token_ids,
+                request.output_token_ids,
             )
         )
 
@@ -143,7 +151,9 @@ class Scheduler:
             self._admit(plan)
         return self._finish_plan(plan)
 
-    def update(self, schedule: Schedule, token_ids: Mapping[str, int]) -> tuple[EmittedToken, ...]:
+    def update(
+        self, schedule: Schedule, sampled: Mapping[str, SampledToken]
+    ) -> tuple[EmittedToken, ...]:
         """Account for a computed step: publish full blocks, append sampled tokens, end requests."""
         emitted: list[EmittedToken] = []
         for request, row in zip(schedule.requests, schedule.batch.rows, strict=True):
@@ -154,8 +164,8 @@ class Scheduler:
                 self.counts.recomputed_tokens += min(stop, request.num_lost_tokens) - row.start
             request.num_computed_tokens = stop
             self._kv_cache.commit(request)
-            if row.sampling is not None:
-                emitted.append(self._append(request, token_ids[request.request_id]))
+            if row.samples:
+                emitted.append(self._append(request, sampled[request.request_id]))
         self.counts.computed_tokens += schedule.batch.num_tokens
         return tuple(emitted)
 
@@ -244,9 +254,9 @@ class Scheduler:
             self.counts.prefix_hit_tokens += request.num_cached_tokens
         return Admission(request.request_id, request.num_cached_tokens)
 
-    def _append(self, request: Request, token_id: int) -> EmittedToken:
+    def _append(self, request: Request, sampled: SampledToken) -> EmittedToken:
         """Add a sampled token to the request and end the request if it was its last."""
-        output = request.output_token_ids
+        output, token_id = request.output_token_ids, sampled.token_id
         output.append(token_id)
         reason: FinishReason | None = None
         if token_id in request.sampling.stop_token_ids:
@@ -258,7 +268,7 @@ class Scheduler:
             reason = FinishReason.LENGTH
         if reason is not None:
             self.end(request.request_id, reason)
-        return EmittedToken(request.request_id, token_id, reason)
+        return EmittedToken(request.request_id, token_id, reason, sampled.logprobs)
 
     def _finish_plan(self, plan: _Plan) -> Schedule:
         num_tokens = self._config.max_num_batched_tokens - plan.budget

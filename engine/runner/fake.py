@@ -8,7 +8,7 @@ predecessors, a block that holds another sequence's tokens, or one that two rows
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
-from engine.core.batch import RunnerOutput, ScheduledBatch, ScheduledRow
+from engine.core.batch import RunnerOutput, SampledToken, ScheduledBatch, ScheduledRow
 
 NextToken = Callable[[Sequence[int]], int]
 _ROOT = 0
@@ -63,14 +63,14 @@ class FakeRunner:
     def execute(self, batch: ScheduledBatch) -> RunnerOutput:
         """Write every row's tokens and answer where asked. Raises FakeRunnerError."""
         self._check_batch(batch)
-        sampled: dict[str, int] = {}
+        sampled: dict[str, SampledToken] = {}
         for row in batch.rows:
             history = self._read(row)
             self._write(row, history[-1].state if history else _ROOT)
-            if row.sampling is not None:
+            if row.samples:
                 tokens = [slot.token_id for slot in history]
                 tokens.extend(row.token_ids)
-                sampled[row.request_id] = self._next_token(tokens)
+                sampled[row.request_id] = SampledToken(self._next_token(tokens))
         return RunnerOutput(sampled)
 
     def _check_batch(self, batch: ScheduledBatch) -> None:
@@ -81,7 +81,7 @@ class FakeRunner:
         users: dict[int, set[str]] = {}
         for row in batch.rows:
             self._check_row(row)
-            for block_id in row.block_table:
+            for block_id in row.block_tables[0]:
                 users.setdefault(block_id, set()).add(row.request_id)
         for row in batch.rows:
             for block_id in self._written_blocks(row):
@@ -89,7 +89,7 @@ class FakeRunner:
                     raise FakeRunnerError(f"block {block_id} is written, but in two tables")
 
     def _check_row(self, row: ScheduledRow) -> None:
-        table = row.block_table
+        (table,) = row.block_tables
         if not row.token_ids or row.start < 0:
             raise FakeRunnerError(f"{row.request_id}: nothing to compute")
         if len(table) * self._block_size < row.start + len(row.token_ids):
@@ -101,7 +101,7 @@ class FakeRunner:
 
     def _written_blocks(self, row: ScheduledRow) -> Sequence[int]:
         last = row.start + len(row.token_ids) - 1
-        return row.block_table[row.start // self._block_size : last // self._block_size + 1]
+        return row.block_tables[0][row.start // self._block_size : last // self._block_size + 1]
 
     def _read(self, row: ScheduledRow) -> list[_Slot]:
         """The slots of every earlier position, each checked against the one before it."""
@@ -109,7 +109,7 @@ class FakeRunner:
         history: list[_Slot] = []
         before = _ROOT
         for position in range(row.start):
-            block_id = row.block_table[position // self._block_size]
+            block_id = row.block_tables[0][position // self._block_size]
             slot = self._memory[block_id][position % self._block_size]
             if slot is None or slot.position != position or slot.before != before:
                 raise FakeRunnerError(
@@ -124,6 +124,6 @@ class FakeRunner:
     def _write(self, row: ScheduledRow, before: int) -> None:
         for position, token_id in enumerate(row.token_ids, row.start):
             slot = _Slot(position, token_id, before)
-            block = self._memory[row.block_table[position // self._block_size]]
+            block = self._memory[row.block_tables[0][position // self._block_size]]
             block[position % self._block_size] = slot
             before = slot.state

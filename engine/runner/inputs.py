@@ -31,7 +31,7 @@ def build_inputs(batch: ScheduledBatch, block_size: int) -> BatchInputs:
     )
     offsets = np.arange(starts[-1], dtype=np.int64)
     positions = offsets + np.repeat(firsts - starts[:-1], counts)
-    sampled = [index for index, row in enumerate(rows) if row.sampling is not None]
+    sampled = [index for index, row in enumerate(rows) if row.samples]
     return BatchInputs(
         token_ids=torch.from_numpy(token_ids),
         layout=BatchLayout(
@@ -50,5 +50,5 @@ def _block_tables(rows: tuple[ScheduledRow, ...], block_size: int) -> np.ndarray
     used = [-(-(row.start + len(row.token_ids)) // block_size) for row in rows]
     tables = np.zeros((len(rows), max(used, default=0)), np.int32)
     for index, (row, blocks) in enumerate(zip(rows, used, strict=True)):
-        tables[index, :blocks] = row.block_table[:blocks]
+        tables[index, :blocks] = row.block_tables[0][:blocks]
     return tables

@@ -5,7 +5,7 @@ Not thread-safe: one thread makes every call (the engine loop's).
 
 import torch
 
-from engine.core.batch import RunnerOutput, ScheduledBatch, ScheduledRow
+from engine.core.batch import RunnerOutput, SampledToken, ScheduledBatch, ScheduledRow
 from engine.core.request import SamplingParams
 from engine.model.llama import LlamaModel
 from engine.runner.inputs import BatchInputs, build_inputs
@@ -54,11 +54,11 @@ class TorchRunner:
         """See `ModelRunner.execute`; raises ValueError for a batch beyond the declared sizes."""
         inputs = self._inputs(batch)
         logits = self._logits(inputs).numpy()
-        tokens: dict[str, int] = {}
+        sampled: dict[str, SampledToken] = {}
         for row, values in zip(inputs.sampled, logits, strict=True):
-            if row.sampling is not None:
-                tokens[row.request_id] = sample(values, row.sampling, row.output_index)
-        return RunnerOutput(tokens)
+            token_id = sample(values, row.params, len(row.output_token_ids))
+            sampled[row.request_id] = SampledToken(token_id)
+        return RunnerOutput(sampled)
 
     def execute_logits(self, batch: ScheduledBatch) -> torch.Tensor:
         """Compute the batch but return logits [rows that sample, vocabulary] instead of tokens."""
@@ -83,7 +83,7 @@ class TorchRunner:
 
     def _warm_up(self) -> None:
         greedy = SamplingParams(max_tokens=1, temperature=0.0)
-        row = ScheduledRow("warm-up", (0,), 0, (0,), greedy, 0)
+        row = ScheduledRow("warm-up", (0,), 0, ((0,),), greedy, samples=True)
         self.execute(ScheduledBatch(step=0, rows=(row,), num_tokens=1))
         # The page must look unused again: a test compares pages, and stale keys help nobody.
         self._pages.keys[:, 0].zero_()

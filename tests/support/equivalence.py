@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from engine.core.batch import RunnerOutput, ScheduledBatch
+from engine.core.batch import RunnerOutput, SampledToken, ScheduledBatch
 from engine.core.engine_core import CoreConfig, EngineCore
 from engine.core.preemption import PreemptionPolicy
 from engine.core.request import Request, SamplingParams
@@ -68,10 +68,11 @@ class TeacherForcedRunner:
     def execute(self, batch: ScheduledBatch) -> RunnerOutput:
         tokens = {}
         logits = self._runner.execute_logits(batch)
-        sampled = [row for row in batch.rows if row.sampling is not None]
+        sampled = [row for row in batch.rows if row.samples]
         for row, values in zip(sampled, logits, strict=True):
-            self.logits[row.request_id][row.output_index] = values
-            tokens[row.request_id] = self._output[row.request_id][row.output_index]
+            index = len(row.output_token_ids)
+            self.logits[row.request_id][index] = values
+            tokens[row.request_id] = SampledToken(self._output[row.request_id][index])
         return RunnerOutput(tokens)
 
 

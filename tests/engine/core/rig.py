@@ -82,7 +82,7 @@ class NaivePrefixCache:
         stop, size = row.start + len(row.token_ids), self._block_size
         for index in range(row.start // size, stop // size):
             prefix = (wanted.namespace, known[: (index + 1) * self._block_size])
-            self._blocks.setdefault(prefix, row.block_table[index])
+            self._blocks.setdefault(prefix, row.block_tables[0][index])
 
     def hits(self, wanted: Request) -> list[int]:
         known = (*wanted.prompt_token_ids, *wanted.output_token_ids)
@@ -167,7 +167,7 @@ class Rig:
         assert stats.running == len(self.running)
         for wanted in self.core._scheduler.requests.values():
             if wanted.status is not RequestStatus.RUNNING:
-                assert (wanted.num_computed_tokens, wanted.block_table) == (0, [])
+                assert (wanted.num_computed_tokens, wanted.block_tables) == (0, ())
 
     def drain(self, max_steps: int = 5000) -> None:
         """Step until nothing is left; the bound makes a starved request a failure."""
@@ -208,7 +208,7 @@ class Rig:
             admitted = admit(wanted, reserve_blocks)
             if not admitted:
                 assert (pool.eviction_order(), pool.num_held) == (order, held)
-                assert not wanted.block_table
+                assert not wanted.block_tables
             elif runs:
                 assert pool.num_idle >= self.config.reserve_blocks
             return admitted

@@ -124,7 +124,7 @@ def test_integrity_notices_a_leaked_block():
     rig = Rig(config(8))
     rig.add(request("r", tokens(20), max_tokens=9))
     rig.step()
-    rig.requests["r"].block_table.pop()
+    rig.requests["r"].block_tables[0].pop()
     with pytest.raises(IntegrityError):
         rig.core.check_integrity()
 
@@ -135,8 +135,8 @@ def test_integrity_notices_a_writable_block_in_two_tables():
         rig.add(request(f"r{index}", tokens(32, seed=index), max_tokens=9))
     rig.step()
     left, right = rig.requests["r0"], rig.requests["r1"]
-    rig.pool.hold(left.block_table[:1])
-    right.block_table.append(left.block_table[0])
+    rig.pool.hold(left.block_tables[0][:1])
+    right.block_tables[0].append(left.block_tables[0][0])
     with pytest.raises(IntegrityError, match="writable"):
         rig.core.check_integrity()
 

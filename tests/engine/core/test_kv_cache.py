@@ -14,16 +14,16 @@ def test_a1_a_shared_prefix_takes_one_new_block_and_its_tail_is_evicted_first():
     rig = Rig(config(10))
     first = rig.add(request("first", tokens(55), max_tokens=9))
     rig.step()
-    assert len(first.block_table) == 4
+    assert len(first.block_tables[0]) == 4
     assert first.num_committed_blocks == 3
 
     second = rig.add(request("second", (*tokens(48), *tokens(7, seed=3)), max_tokens=9))
     rig.step()
-    assert second.block_table[:3] == first.block_table[:3]
+    assert second.block_tables[0][:3] == first.block_tables[0][:3]
     assert rig.core.stats().held_blocks == 5
-    assert [rig.pool.ref_count(block) for block in first.block_table] == [2, 2, 2, 1]
+    assert [rig.pool.ref_count(block) for block in first.block_tables[0]] == [2, 2, 2, 1]
 
-    head_to_tail = first.block_table[:3]
+    head_to_tail = first.block_tables[0][:3]
     rig.drain()
     assert rig.pool.num_idle == 10
     order = [block for block in rig.pool.eviction_order() if block in head_to_tail]
@@ -101,7 +101,7 @@ def test_a_block_is_shared_as_soon_as_it_is_computed_and_not_before():
     long = rig.add(request("long", tokens(80), max_tokens=20))
     rig.step()
     assert long.num_computed_tokens == 32
-    assert len(long.block_table) == 5
+    assert len(long.block_tables[0]) == 5
     rig.step()  # 64 of 80 computed
     rig.step()  # 80: only 16 were left, the budget's other half is for the newcomer
     twin = rig.add(request("twin", tokens(80), max_tokens=20))

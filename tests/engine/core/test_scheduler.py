@@ -21,7 +21,7 @@ def test_decodes_come_first_and_a_prefill_gets_the_rest_of_the_budget():
     assert rows(rig) == [("decode", 10, 1), ("prefill", 0, 31)]
     rig.step()
     assert rows(rig) == [("decode", 11, 1), ("prefill", 31, 31)]
-    assert [row.sampling is None for row in rig.batches[-1].rows] == [False, True]
+    assert [row.samples for row in rig.batches[-1].rows] == [True, False]
 
 
 def test_a_younger_decode_precedes_an_older_prefill():

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.core.batch import ScheduledBatch, ScheduledRow
+from engine.core.batch import SampledToken, ScheduledBatch, ScheduledRow
 from engine.core.request import SamplingParams
 from engine.runner.fake import FakeRunner, FakeRunnerError, hashed_token
 
@@ -8,8 +8,8 @@ PROMPT = tuple(range(1, 11))
 GREEDY = SamplingParams(max_tokens=8, temperature=0)
 
 
-def row(request_id, token_ids, start, table, sampling=GREEDY):
-    return ScheduledRow(request_id, token_ids, start, table, sampling, 0)
+def row(request_id, token_ids, start, table, *, samples=True):
+    return ScheduledRow(request_id, token_ids, start, (table,), GREEDY, samples)
 
 
 def batch(*rows):
@@ -22,16 +22,16 @@ def runner():
 
 
 def test_the_next_token_depends_on_all_tokens_however_they_were_chunked(runner):
-    whole = runner.execute(batch(row("whole", PROMPT, 0, [0, 1, 2]))).token_ids["whole"]
-    assert runner.execute(batch(row("parts", PROMPT[:6], 0, [3, 4], None))).token_ids == {}
-    parts = runner.execute(batch(row("parts", PROMPT[6:], 6, [3, 4, 5]))).token_ids["parts"]
-    assert whole == parts == hashed_token(100)(PROMPT)
+    whole = runner.execute(batch(row("whole", PROMPT, 0, [0, 1, 2]))).sampled["whole"]
+    assert runner.execute(batch(row("parts", PROMPT[:6], 0, [3, 4], samples=False))).sampled == {}
+    parts = runner.execute(batch(row("parts", PROMPT[6:], 6, [3, 4, 5]))).sampled["parts"]
+    assert whole == parts == SampledToken(hashed_token(100)(PROMPT))
 
 
 def test_a_shared_prefix_is_read_through_another_table(runner):
     runner.execute(batch(row("first", PROMPT, 0, [0, 1, 2])))
     output = runner.execute(batch(row("second", PROMPT[8:], 8, [0, 1, 3])))
-    assert output.token_ids["second"] == hashed_token(100)(PROMPT)
+    assert output.sampled["second"].token_id == hashed_token(100)(PROMPT)
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,11 @@ def make_batch(rows):
                 request_id=str(index),
                 token_ids=tokens,
                 start=start,
-                block_table=[100 * index + b for b in range((start + len(tokens)) // BLOCK + 2)],
-                sampling=PARAMS if samples else None,
-                output_index=0,
+                block_tables=(
+                    [100 * index + b for b in range((start + len(tokens)) // BLOCK + 2)],
+                ),
+                params=PARAMS,
+                samples=samples,
             )
             for index, (start, tokens, samples) in enumerate(rows)
         ),
@@ -69,7 +71,7 @@ def test_an_empty_batch():
 
 def test_the_block_table_is_copied():
     table = [7, 8]
-    row = ScheduledRow("a", [1], 5, table, PARAMS, 0)
+    row = ScheduledRow("a", [1], 5, (table,), PARAMS, samples=True)
     inputs = build_inputs(ScheduledBatch(1, (row,), 1), BLOCK)
     table[:] = [0, 0]
     assert inputs.layout.block_tables.tolist() == [[7, 8]]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core.batch import ScheduledBatch, ScheduledRow
+from engine.core.batch import SampledToken, ScheduledBatch, ScheduledRow
 from engine.core.request import SamplingParams
 from engine.model.load import load_model
 from engine.runner.sampler import sample
@@ -29,19 +29,20 @@ def batch(*rows):
     return ScheduledBatch(1, rows, sum(len(row.token_ids) for row in rows))
 
 
-def row(name, tokens, start, table, sampling=GREEDY, output_index=0):
-    return ScheduledRow(name, tokens, start, table, sampling, output_index)
+def row(name, tokens, start, table, params=GREEDY, output_index=0, *, samples=True):
+    output = [0] * output_index
+    return ScheduledRow(name, tokens, start, (table,), params, samples, (), output)
 
 
 def test_only_rows_that_sample_get_a_token(runner):
-    out = runner.execute(batch(row("a", [5], 0, [3]), row("b", [1, 2, 3], 0, [9], sampling=None)))
-    assert set(out.token_ids) == {"a"}
+    out = runner.execute(batch(row("a", [5], 0, [3]), row("b", [1, 2, 3], 0, [9], samples=False)))
+    assert set(out.sampled) == {"a"}
 
 
 def test_a_batch_without_samples_still_writes_its_keys(runner):
     tokens = list(range(40))
     whole = runner.execute_logits(batch(row("a", tokens, 0, [1, 2, 3])))
-    runner.execute(batch(row("b", tokens[:20], 0, [9, 4, 30], sampling=None)))
+    runner.execute(batch(row("b", tokens[:20], 0, [9, 4, 30], samples=False)))
     rest = runner.execute_logits(batch(row("b", tokens[20:], 20, [9, 4, 30])))
     torch.testing.assert_close(rest, whole, atol=1e-4, rtol=1e-4)
 
@@ -66,14 +67,14 @@ def test_tokens_come_from_the_sampler_with_the_rows_own_key(runner):
     params = SamplingParams(max_tokens=8, temperature=1.5, top_k=40, seed=11)
     work = batch(row("a", [3, 4, 5], 0, [2], params, 6), row("b", [1], 0, [4], params, 2))
     logits = runner.execute_logits(work).numpy()
-    assert runner.execute(work).token_ids == {
-        "a": sample(logits[0], params, 6),
-        "b": sample(logits[1], params, 2),
+    assert runner.execute(work).sampled == {
+        "a": SampledToken(sample(logits[0], params, 6)),
+        "b": SampledToken(sample(logits[1], params, 2)),
     }
 
 
 def test_an_empty_batch_yields_nothing(runner):
-    assert runner.execute(batch()).token_ids == {}
+    assert runner.execute(batch()).sampled == {}
 
 
 def test_batches_beyond_the_declared_sizes_are_refused(runner):
