@@ -1,6 +1,6 @@
 """OpenAI's response bodies as plain dictionaries, with every member its schema requires.
 
-Pure: whoever answers brings id, time and text. `finish_reason` is `stop` or `length`.
+Pure: whoever answers brings id, time, text and tokens. `finish_reason` is `stop` or `length`.
 """
 
 from collections.abc import Sequence
@@ -43,22 +43,25 @@ def usage(prompt_tokens: int, output_tokens: int, cached_tokens: int | None) -> 
     return counts
 
 
-def chat_completion(
-    head: Head,
-    text: str,
-    finish_reason: str,
-    *,
-    usage: JsonObject,
+# --- chat --------------------------------------------------------------------------------------
+
+
+def chat_choice(
+    text: str, finish_reason: str, *, index: int = 0, logprobs: JsonObject | None = None
 ) -> JsonObject:
-    """A whole chat answer of one choice."""
+    """One whole answer of a chat."""
     message = {"role": "assistant", "content": text, "refusal": None}
-    choice = {
-        "index": 0,
+    return {
+        "index": index,
         "message": message,
-        "logprobs": None,
+        "logprobs": logprobs,
         "finish_reason": finish_reason,
     }
-    return _body(head, "chat.completion", [choice], usage)
+
+
+def chat_completion(head: Head, choices: Sequence[JsonObject], *, usage: JsonObject) -> JsonObject:
+    """A whole chat answer; `choices` are `chat_choice`s, by index."""
+    return _body(head, "chat.completion", list(choices), usage)
 
 
 def chat_chunk(
@@ -67,13 +70,20 @@ def chat_chunk(
     finish_reason: str | None = None,
     *,
     role: bool = False,
+    index: int = 0,
+    logprobs: JsonObject | None = None,
     usage: UsageMember = OMIT,
 ) -> JsonObject:
-    """One streamed piece of a chat answer; the first carries the role and an empty text."""
+    """One streamed piece of one choice; a choice's first carries the role and an empty text."""
     delta: JsonObject = {"role": "assistant", "content": "", "refusal": None} if role else {}
     if text is not None:
         delta["content"] = text
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    choice = {
+        "index": index,
+        "delta": delta,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+    }
     return _body(head, "chat.completion.chunk", [choice], usage)
 
 
@@ -82,9 +92,19 @@ def chat_usage_chunk(head: Head, usage: JsonObject) -> JsonObject:
     return _body(head, "chat.completion.chunk", [], usage)
 
 
-def completion(head: Head, text: str, finish_reason: str, *, usage: JsonObject) -> JsonObject:
-    """A whole text completion of one choice."""
-    return _body(head, "text_completion", [_text_choice(text, finish_reason)], usage)
+# --- completions -------------------------------------------------------------------------------
+
+
+def text_choice(
+    text: str, finish_reason: str | None, *, index: int = 0, logprobs: JsonObject | None = None
+) -> JsonObject:
+    """One answer of a completion, or a streamed piece of it."""
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def completion(head: Head, choices: Sequence[JsonObject], *, usage: JsonObject) -> JsonObject:
+    """A whole text completion; `choices` are `text_choice`s, by index."""
+    return _body(head, "text_completion", list(choices), usage)
 
 
 def completion_chunk(
@@ -92,15 +112,88 @@ def completion_chunk(
     text: str = "",
     finish_reason: str | None = None,
     *,
+    index: int = 0,
+    logprobs: JsonObject | None = None,
     usage: UsageMember = OMIT,
 ) -> JsonObject:
-    """One streamed piece of a text completion."""
-    return _body(head, "text_completion", [_text_choice(text, finish_reason)], usage)
+    """One streamed piece of one choice."""
+    choice = text_choice(text, finish_reason, index=index, logprobs=logprobs)
+    return _body(head, "text_completion", [choice], usage)
 
 
 def completion_usage_chunk(head: Head, usage: JsonObject) -> JsonObject:
     """The extra last chunk of a completion stream whose client asked for usage: no choices."""
     return _body(head, "text_completion", [], usage)
+
+
+# --- log-probabilities -------------------------------------------------------------------------
+
+MIN_LOGPROB: Final = -9999.0
+"""What stands for minus infinity, which JSON cannot say; as in vLLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token as its text, its bytes and its natural log-probability.
+
+    `data` are the token's own bytes: characters split between tokens are whole only in their sum.
+    `logprob` None is not known: the first token of a prompt. `top` are the most likely tokens in
+    its place, most likely first. `offset` is where its text begins in its choice's, in characters.
+    """
+
+    token: str
+    data: bytes
+    logprob: float | None
+    top: "tuple[TokenLogprob, ...]" = ()
+    offset: int = 0
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob]) -> JsonObject:
+    """The `logprobs` of a chat choice or chunk."""
+    content = [
+        {**_chat_token(token), "top_logprobs": [_chat_token(other) for other in token.top]}
+        for token in tokens
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> JsonObject:
+    """The `logprobs` of a completion choice or chunk: parallel lists, one item per token.
+
+    `top_logprobs` maps text to log-probability for the `num_top` most likely tokens and the chosen
+    one (so it may have one more); of tokens with the same text the likelier counts. It is null
+    where the log-probability is, and everywhere when `num_top` is 0.
+    """
+    return {
+        "tokens": [token.token for token in tokens],
+        "token_logprobs": [
+            None if token.logprob is None else _finite(token.logprob) for token in tokens
+        ],
+        "top_logprobs": [_by_text(token) for token in tokens] if num_top else None,
+        "text_offset": [token.offset for token in tokens],
+    }
+
+
+def _chat_token(token: TokenLogprob) -> JsonObject:
+    logprob = MIN_LOGPROB if token.logprob is None else _finite(token.logprob)
+    return {"token": token.token, "logprob": logprob, "bytes": list(token.data)}
+
+
+def _by_text(token: TokenLogprob) -> dict[str, float] | None:
+    if token.logprob is None:
+        return None
+    by_text: dict[str, float] = {}
+    for other in (*token.top, token):
+        if other.logprob is not None:
+            by_text.setdefault(other.token, _finite(other.logprob))
+    return by_text
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB)
+
+
+# --- models ------------------------------------------------------------------------------------
 
 
 def model_card(model_id: str, created: int, owned_by: str = "evenhand") -> JsonObject:
@@ -111,10 +204,6 @@ def model_card(model_id: str, created: int, owned_by: str = "evenhand") -> JsonO
 def model_list(cards: Sequence[JsonObject]) -> JsonObject:
     """The body of `GET /v1/models`."""
     return {"object": "list", "data": list(cards)}
-
-
-def _text_choice(text: str, finish_reason: str | None) -> JsonObject:
-    return {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
 
 
 def _body(head: Head, kind: str, choices: list[JsonObject], usage: UsageMember) -> JsonObject:

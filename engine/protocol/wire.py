@@ -8,15 +8,14 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final
 
+from engine.protocol import fields
 from engine.protocol.checks import (
     Field,
     Table,
     array,
     boolean,
     choice,
-    expect,
     integer,
-    invalid_type,
     invalid_value,
     json_object,
     number,
@@ -27,25 +26,26 @@ from engine.protocol.checks import (
     visible_ascii,
 )
 from engine.protocol.messages import read_message
-from engine.protocol.namespace import is_namespace
 from engine.protocol.requests import (
     CacheChoice,
+    Chat,
     ChatRequest,
     CompletionRequest,
     EngineFields,
+    EraseRequest,
+    PinRequest,
+    Prompt,
     Sampling,
     StreamOptions,
     TokenizeRequest,
 )
 
 MAX_N: Final = 8
-MAX_STOP_STRINGS: Final = 4
-MAX_STOP_BYTES: Final = 1024
+MAX_LOGPROBS: Final = 20
+MAX_COMPLETION_LOGPROBS: Final = 5
 MAX_STOP_TOKEN_IDS: Final = 128
 MAX_CACHE_SCOPE_BYTES: Final = 128
-MAX_TOKEN_ID: Final = 2**31 - 1
 _MAX_COUNT: Final = 2**31 - 1
-_MAX_ITEMS: Final = 2**20
 
 
 class Audience(Enum):
@@ -59,6 +59,7 @@ def parse_chat(body: dict[str, Any], audience: Audience) -> ChatRequest:
     """`POST /v1/chat/completions`. Raises InvalidRequest naming the first offending field."""
     members = read_object(body, "", _CHAT[audience])
     members["max_tokens"] = _one_output_limit(members)
+    members["logprobs"] = _chat_logprobs(members)
     return ChatRequest(
         model=members["model"],
         messages=members["messages"],
@@ -72,6 +73,9 @@ def parse_chat(body: dict[str, Any], audience: Audience) -> ChatRequest:
 def parse_completion(body: dict[str, Any], audience: Audience) -> CompletionRequest:
     """`POST /v1/completions`. Raises InvalidRequest naming the first offending field."""
     members = read_object(body, "", _COMPLETION[audience])
+    num_choices = members.get("n", 1)
+    if members.get("best_of", num_choices) != num_choices:
+        raise unsupported("best_of", "another number than 'n'")
     return CompletionRequest(
         model=members["model"],
         prompt=members["prompt"],
@@ -85,26 +89,63 @@ def parse_completion(body: dict[str, Any], audience: Audience) -> CompletionRequ
 def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
     """`POST /tokenize`, of engines only: just one of `prompt` and `messages`."""
     members = read_object(body, "", _TOKENIZE)
-    if ("prompt" in members) == ("messages" in members):
-        raise invalid_value("prompt", "give either it or 'messages'")
-    prompt = members["prompt"] if "prompt" in members else members["messages"]
-    return TokenizeRequest(model=members["model"], prompt=prompt)
+    return TokenizeRequest(model=members["model"], prompt=_one_prompt(members))
+
+
+def parse_pin(body: dict[str, Any]) -> PinRequest:
+    """`POST /prefix/pin`, of engines only: just one of `prompt` and `messages`."""
+    members = read_object(body, "", _PIN)
+    return PinRequest(
+        model=members["model"],
+        cache_salt=members["cache_salt"],
+        prompt=_one_prompt(members),
+        pinned=members["pinned"],
+    )
+
+
+def parse_erase(body: dict[str, Any]) -> EraseRequest:
+    """`POST /cache/erase`, of engines only."""
+    return EraseRequest(read_object(body, "", _ERASE)["cache_salt"])
 
 
 # --- from members to values --------------------------------------------------------------------
 
+_AS_GIVEN: Final = (
+    *("max_tokens", "n", "temperature", "top_p", "min_p", "seed", "presence_penalty"),
+    *("frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words"),
+    *("min_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output"),
+    *("skip_special_tokens", "logprobs", "prompt_logprobs", "echo", "return_token_ids"),
+    "return_tokens_as_token_ids",
+)
+
 
 def _sampling(members: Mapping[str, Any]) -> Sampling:
-    return Sampling(
-        max_tokens=members.get("max_tokens"),
-        temperature=members.get("temperature", 1.0),
-        top_p=members.get("top_p", 1.0),
+    sampling = Sampling(
         top_k=max(members.get("top_k", 0), 0),
-        seed=members.get("seed"),
-        stop=members.get("stop", ()),
-        stop_token_ids=members.get("stop_token_ids", ()),
-        ignore_eos=members.get("ignore_eos", False),
+        **{name: members[name] for name in _AS_GIVEN if name in members},
     )
+    if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+        raise invalid_value("min_tokens", "it must not be above 'max_tokens'")
+    if sampling.prompt_logprobs is not None and members.get("stream", False):
+        raise invalid_value("prompt_logprobs", "it is only allowed when 'stream' is false")
+    return sampling
+
+
+def _chat_logprobs(members: Mapping[str, Any]) -> int | None:
+    """Chat says with a boolean what completions say with a number."""
+    num_top: int = members.get("top_logprobs", 0)
+    if members.get("logprobs", False):
+        return num_top
+    if num_top:
+        raise invalid_value("top_logprobs", "it is only allowed when 'logprobs' is true")
+    return None
+
+
+def _one_prompt(members: Mapping[str, Any]) -> Prompt:
+    if ("prompt" in members) == ("messages" in members):
+        raise invalid_value("prompt", "give either it or 'messages'")
+    prompt: Prompt = members["prompt"] if "prompt" in members else Chat(members["messages"])
+    return prompt
 
 
 def _delivery(members: Mapping[str, Any]) -> StreamOptions:
@@ -148,70 +189,6 @@ def _one_output_limit(members: Mapping[str, Any]) -> int | None:
     return older if newer is None else newer
 
 
-# --- checks of single fields -------------------------------------------------------------------
-
-
-def _count_of_choices(value: Any, path: str) -> int:
-    number_of_choices: int = integer(1, MAX_N)(value, path)
-    if number_of_choices != 1:
-        raise unsupported(path, "more than one choice")
-    return number_of_choices
-
-
-_STOP_STRING: Final = text(MAX_STOP_BYTES, empty=False)
-_STOP_STRINGS: Final = array(_STOP_STRING, MAX_STOP_STRINGS)
-_TOKEN_ID: Final = integer(0, MAX_TOKEN_ID)
-_EACH_TOKEN_ID: Final = array(_TOKEN_ID, _MAX_ITEMS, empty=False)
-
-
-def _stop(value: Any, path: str) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return (_STOP_STRING(value, path),)
-    if not isinstance(value, list):
-        raise invalid_type(path, "a string or an array of strings", value)
-    stop: tuple[str, ...] = _STOP_STRINGS(value, path)
-    return stop
-
-
-def _token_ids(value: list[Any], path: str) -> tuple[int, ...]:
-    """Whole prompts pass at C speed; the slow check is for naming the item that is wrong."""
-    if set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
-        return tuple(value)
-    token_ids: tuple[int, ...] = _EACH_TOKEN_ID(value, path)
-    return token_ids
-
-
-def _prompt(value: Any, path: str) -> str | tuple[int, ...]:
-    """One prompt: text, token ids, or a list of just one of these."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise invalid_type(path, "a string or an array of token ids", value)
-    if not value or not isinstance(value[0], str | list):
-        return _token_ids(value, path)
-    if len(value) > 1:
-        raise unsupported(path, "more than one prompt")
-    if isinstance(value[0], str):
-        return value[0]
-    return _token_ids(value[0], f"{path}[0]")
-
-
-def _cache_salt(value: Any, path: str) -> str:
-    """The salt is a secret: a refusal says its form and repeats nothing of it."""
-    if not is_namespace(value):
-        raise invalid_value(path, "it must be a cache namespace of 43 base64url characters")
-    return str(value)
-
-
-def _metadata(value: Any, path: str) -> dict[str, Any]:
-    members = json_object(value, path)
-    if len(members) > 16:
-        raise invalid_value(path, "it must have at most 16 pairs")
-    for pair_value in members.values():
-        expect(pair_value, path, str, "an object of strings")
-    return members
-
-
 # --- tables ------------------------------------------------------------------------------------
 
 _PUBLIC_STREAM_OPTIONS: Final[Table] = {
@@ -232,20 +209,24 @@ def _engine_stream_options(value: Any, path: str) -> dict[str, Any]:
     return read_object(value, path, _ENGINE_STREAM_OPTIONS)
 
 
+_MESSAGES: Final = array(read_message, fields.MAX_ITEMS, empty=False)
 _ACTED_ON: Final[Table] = {
     "model": Field(text(256, empty=False), required=True),
     "max_tokens": Field(integer(1, _MAX_COUNT)),
     "temperature": Field(number(0, 2)),
     "top_p": Field(number(0, 1, above_low=True)),
     "seed": Field(integer(-(2**63), 2**63 - 1)),
-    "n": Field(_count_of_choices),
-    "stop": Field(_stop),
+    "n": Field(integer(1, MAX_N)),
+    "stop": Field(fields.stop),
+    "presence_penalty": Field(number(-2, 2)),
+    "frequency_penalty": Field(number(-2, 2)),
+    "logit_bias": Field(fields.logit_bias),
     "stream": Field(boolean),
     "cache": Field(choice("on", "off")),
 }
 _IGNORED: Final[Table] = {
     "user": Field(text()),
-    "metadata": Field(_metadata),
+    "metadata": Field(fields.metadata),
     "store": Field(boolean),
     "prompt_cache_key": Field(text(1024)),
     "prompt_cache_retention": Field(text()),
@@ -256,16 +237,11 @@ _IGNORED: Final[Table] = {
     "reasoning_effort": Field(text()),
     "verbosity": Field(text()),
 }
-_DEFAULT_ONLY: Final[Table] = {
-    "frequency_penalty": Field(only(0)),
-    "presence_penalty": Field(only(0)),
-    "logit_bias": Field(only({})),
-}
 _CHAT_ONLY: Final[Table] = {
-    "messages": Field(array(read_message, _MAX_ITEMS, empty=False), required=True),
+    "messages": Field(_MESSAGES, required=True),
     "max_completion_tokens": Field(integer(1, _MAX_COUNT)),
-    "logprobs": Field(only(False)),
-    "top_logprobs": Field(only(0)),
+    "logprobs": Field(boolean),
+    "top_logprobs": Field(integer(0, MAX_LOGPROBS)),
     "response_format": Field(only({"type": "text"})),
     "modalities": Field(only(["text"])),
     "tools": Field(only()),
@@ -278,10 +254,10 @@ _CHAT_ONLY: Final[Table] = {
     "web_search_options": Field(only()),
 }
 _COMPLETION_ONLY: Final[Table] = {
-    "prompt": Field(_prompt, required=True),
-    "best_of": Field(only(1)),
-    "echo": Field(only(False)),
-    "logprobs": Field(only()),
+    "prompt": Field(fields.prompt, required=True),
+    "best_of": Field(integer(1, MAX_N)),
+    "echo": Field(boolean),
+    "logprobs": Field(integer(0, MAX_COMPLETION_LOGPROBS)),
     "suffix": Field(only("")),
 }
 _PUBLIC_ONLY: Final[Table] = {
@@ -289,32 +265,32 @@ _PUBLIC_ONLY: Final[Table] = {
     "stream_options": Field(_public_stream_options),
 }
 _ENGINE_ONLY: Final[Table] = {
-    "cache_salt": Field(_cache_salt, required=True),
+    "cache_salt": Field(fields.cache_salt, required=True),
     "cache_owner": Field(visible_ascii(128)),
     "cache_weight": Field(integer(1, _MAX_COUNT)),
     "request_id": Field(visible_ascii(128)),
     "stream_options": Field(_engine_stream_options),
     "top_k": Field(integer(-1, _MAX_COUNT)),
-    "stop_token_ids": Field(array(_TOKEN_ID, MAX_STOP_TOKEN_IDS)),
+    "stop_token_ids": Field(array(fields.TOKEN_ID, MAX_STOP_TOKEN_IDS)),
     "ignore_eos": Field(boolean),
+    "min_p": Field(number(0, 1)),
+    "min_tokens": Field(integer(0, _MAX_COUNT)),
+    "repetition_penalty": Field(number(0, 2, above_low=True)),
+    "bad_words": Field(fields.bad_words),
+    "allowed_token_ids": Field(fields.token_ids),
+    "prompt_logprobs": Field(integer(0, MAX_LOGPROBS)),
+    "include_stop_str_in_output": Field(boolean),
+    "skip_special_tokens": Field(boolean),
+    "return_token_ids": Field(boolean),
+    "return_tokens_as_token_ids": Field(boolean),
 }
 _ENGINE_DEFAULT_ONLY: Final[Table] = {
     "cache_public": Field(only()),
     "priority": Field(only(0)),
-    "min_p": Field(only(0)),
-    "min_tokens": Field(only(0)),
-    "repetition_penalty": Field(only(1)),
     "length_penalty": Field(only(1)),
     "use_beam_search": Field(only(False)),
-    "bad_words": Field(only([])),
-    "allowed_token_ids": Field(only()),
-    "prompt_logprobs": Field(only()),
     "truncate_prompt_tokens": Field(only()),
-    "include_stop_str_in_output": Field(only(False)),
-    "skip_special_tokens": Field(only(True)),
     "spaces_between_special_tokens": Field(only(True)),
-    "return_token_ids": Field(only(False)),
-    "return_tokens_as_token_ids": Field(only(False)),
     "structured_outputs": Field(only()),
     "logits_processors": Field(only()),
     "kv_transfer_params": Field(only()),
@@ -330,7 +306,8 @@ _ENGINE_CHAT_DEFAULT_ONLY: Final[Table] = {
     "include_reasoning": Field(only(True)),
     "mm_processor_kwargs": Field(only({})),
 }
-_ENGINE_COMPLETION_DEFAULT_ONLY: Final[Table] = {
+_ENGINE_COMPLETION_ONLY: Final[Table] = {
+    "logprobs": Field(integer(0, MAX_LOGPROBS)),
     "add_special_tokens": Field(only(True)),
     "prompt_embeds": Field(only()),
     "response_format": Field(only({"type": "text"})),
@@ -339,12 +316,20 @@ _ENGINE_COMPLETION_DEFAULT_ONLY: Final[Table] = {
 _TOKENIZE: Final[Table] = {
     "model": _ACTED_ON["model"],
     "prompt": Field(text()),
-    "messages": Field(array(read_message, _MAX_ITEMS, empty=False)),
+    "messages": Field(_MESSAGES),
     "add_generation_prompt": Field(only(True)),
     "add_special_tokens": Field(only(True)),
 }
+_PIN: Final[Table] = {
+    "model": _ACTED_ON["model"],
+    "cache_salt": _ENGINE_ONLY["cache_salt"],
+    "prompt": Field(fields.prompt),
+    "messages": Field(_MESSAGES),
+    "pinned": Field(boolean, required=True),
+}
+_ERASE: Final[Table] = {"cache_salt": _ENGINE_ONLY["cache_salt"]}
 
-_SHARED: Final[Table] = {**_ACTED_ON, **_IGNORED, **_DEFAULT_ONLY}
+_SHARED: Final[Table] = {**_ACTED_ON, **_IGNORED}
 _ENGINE: Final[Table] = {**_ENGINE_ONLY, **_ENGINE_DEFAULT_ONLY}
 _CHAT: Final[Mapping[Audience, Table]] = {
     Audience.PUBLIC: {**_SHARED, **_CHAT_ONLY, **_PUBLIC_ONLY},
@@ -352,5 +337,5 @@ _CHAT: Final[Mapping[Audience, Table]] = {
 }
 _COMPLETION: Final[Mapping[Audience, Table]] = {
     Audience.PUBLIC: {**_SHARED, **_COMPLETION_ONLY, **_PUBLIC_ONLY},
-    Audience.ENGINE: {**_SHARED, **_COMPLETION_ONLY, **_ENGINE, **_ENGINE_COMPLETION_DEFAULT_ONLY},
+    Audience.ENGINE: {**_SHARED, **_COMPLETION_ONLY, **_ENGINE, **_ENGINE_COMPLETION_ONLY},
 }

@@ -57,7 +57,7 @@ class ChatDialect:
 
     def whole(self, head: Head, text: str, finish_reason: str, usage: JsonObject) -> JsonObject:
         """One assistant message."""
-        return shapes.chat_completion(head, text, finish_reason, usage=usage)
+        return shapes.chat_completion(head, [shapes.chat_choice(text, finish_reason)], usage=usage)
 
 
 class CompletionDialect:
@@ -83,4 +83,4 @@ class CompletionDialect:
 
     def whole(self, head: Head, text: str, finish_reason: str, usage: JsonObject) -> JsonObject:
         """One text choice."""
-        return shapes.completion(head, text, finish_reason, usage=usage)
+        return shapes.completion(head, [shapes.text_choice(text, finish_reason)], usage=usage)

@@ -16,7 +16,6 @@ from starlette.types import Message as AsgiMessage
 
 from engine.protocol import shapes
 from engine.protocol.errors import InvalidRequest
-from engine.protocol.requests import Message
 from engine.protocol.strict_json import parse_object
 from engine.protocol.telemetry import PROMETHEUS_CONTENT_TYPE, Telemetry
 from engine.protocol.wire import parse_chat, parse_completion, parse_tokenize
@@ -31,7 +30,7 @@ from engine.server.errors import (
     framework_answer,
 )
 from engine.server.generate import Generate
-from engine.server.service import Chat, EngineService, Prompt
+from engine.server.service import EngineService
 from engine.server.telemetry import EngineMetrics
 
 log = logging.getLogger(__name__)
@@ -121,10 +120,6 @@ def _answer(error: Exception) -> ErrorAnswer:
     return answer(error)
 
 
-def _prompt(prompt: str | tuple[Message, ...]) -> Prompt:
-    return prompt if isinstance(prompt, str) else Chat(prompt)
-
-
 class _Views:
     """The small routes."""
 
@@ -136,7 +131,7 @@ class _Views:
         """Token ids of text or of chat messages."""
         request = parse_tokenize(parse_object(await asgi.read_body(scope, receive)))
         self._service.require_model(request.model)
-        tokens = await self._service.encode(_prompt(request.prompt))
+        tokens = await self._service.encode(request.prompt)
         limit = self._service.limits.max_model_len
         body = {"tokens": tokens, "count": len(tokens), "max_model_len": limit}
         await asgi.send_json(send, 200, body)

@@ -12,7 +12,14 @@ from opentelemetry.context import Context
 from engine.core.request import Request, SamplingParams
 from engine.protocol.checks import visible_ascii
 from engine.protocol.errors import InvalidRequest
-from engine.protocol.requests import ChatRequest, CompletionRequest, EngineFields, Message, Sampling
+from engine.protocol.requests import (
+    Chat,
+    ChatRequest,
+    CompletionRequest,
+    EngineFields,
+    Prompt,
+    Sampling,
+)
 from engine.protocol.text.model import TextModel
 from engine.protocol.text.stop import StopScanner
 from engine.server.answers import Dialect
@@ -34,16 +41,6 @@ class Limits:
     num_slots: int
     block_size: int
     write_deadline_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A prompt that the model's chat template writes."""
-
-    messages: tuple[Message, ...]
-
-
-Prompt = str | tuple[int, ...] | Chat
 
 
 @dataclass(frozen=True, slots=True)

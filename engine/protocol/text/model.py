@@ -56,6 +56,20 @@ class TextModel:
         """Token ids are below this; a model's logits may be wider."""
         return len(self.tokenizer.token_bytes)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for: its bytes, or a control token's name.
+
+        b"" beyond the vocabulary: a model's logits may be wider.
+        """
+        return self._all_bytes[token_id] if token_id < len(self._all_bytes) else b""
+
+    @cached_property
+    def _all_bytes(self) -> tuple[bytes, ...]:
+        table = list(self.tokenizer.token_bytes)
+        for control in self.tokenizer.control:
+            table[control.token_id] = control.text.encode()
+        return tuple(table)
+
     @cached_property
     def max_prompt_bytes(self) -> int:
         """A prompt of more UTF-8 bytes than this has more tokens than the context."""
@@ -96,9 +110,19 @@ class TextModel:
         parts = self.tokenizer.inner_parts(rendered)
         return {part: ids for part, ids in parts.items() if _PROBE[0]["content"] not in part}
 
-    def detokenizer(self, prompt_ids: Sequence[int]) -> Detokenizer:
-        """Decodes one answer to the given prompt."""
-        return Detokenizer(self.tokenizer.token_bytes, prompt_ids)
+    def word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """The token sequences that spell `word` in the middle of a text and after a space.
+
+        They are what must not be completed for the word never to be said (vLLM's `bad_words`).
+        """
+        bare = word.lstrip()
+        spellings = (self.tokenizer.encode_inner(text) for text in (bare, f" {bare}"))
+        return tuple(dict.fromkeys(tuple(ids) for ids in spellings))
+
+    def detokenizer(self, prompt_ids: Sequence[int], *, special: bool = False) -> Detokenizer:
+        """Decodes one answer to the given prompt; control tokens have text when `special`."""
+        table = self._all_bytes if special else self.tokenizer.token_bytes
+        return Detokenizer(table, prompt_ids)
 
 
 def load_text_model(path: Path, model_id: str | None = None) -> TextModel:

@@ -63,6 +63,10 @@ class TextTokenizer:
         """A completion's prompt. Control tokens spelled in `text` stay ordinary text."""
         return [*self.prefix, *_ids(self.plain, text), *self.suffix]
 
+    def encode_inner(self, text: str) -> list[int]:
+        """Text that has text before it. Control tokens spelled in it stay ordinary text."""
+        return _ids(self.plain_inner, text)
+
     def encode_rendered(
         self, text: str, marker: str, known: Mapping[str, Sequence[int]] = MappingProxyType({})
     ) -> list[int]:

@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 
 from engine.protocol import wire
 from engine.protocol.errors import InvalidRequest
-from engine.protocol.requests import EngineFields, Message
+from engine.protocol.requests import Chat, EngineFields, EraseRequest, Message, PinRequest
 from engine.protocol.strict_json import parse_object
-from engine.protocol.wire import Audience, parse_chat, parse_completion, parse_tokenize
+from engine.protocol.wire import (
+    Audience,
+    parse_chat,
+    parse_completion,
+    parse_erase,
+    parse_pin,
+    parse_tokenize,
+)
 
 SALT = "A" * 43
 USER = [{"role": "user", "content": "hi"}]
@@ -104,7 +111,7 @@ def test_null_is_the_same_as_leaving_out(parse):
     assert parse(**dict.fromkeys(optional)) == parse()
 
 
-def test_neutral_values_of_what_we_lack_are_accepted():
+def test_neutral_values_are_the_same_as_leaving_out():
     assert (
         chat(
             frequency_penalty=0,
@@ -187,9 +194,72 @@ def test_top_k_off_in_vllms_words_is_off_in_ours():
     assert completion(Audience.ENGINE, top_k=-1).sampling.top_k == 0
 
 
+@ROUTES
+def test_a_tenant_says_how_tokens_are_chosen(parse):
+    sampling = parse(
+        n=8,
+        presence_penalty=-2,
+        frequency_penalty=2.0,
+        logit_bias={"7": -100, "5": 100, "0": 0.5},
+    ).sampling
+    assert sampling.n == 8
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2, 2)
+    assert sampling.logit_bias == ((0, 0.5), (5, 100), (7, -100))
+    assert (sampling.logprobs, sampling.prompt_logprobs, sampling.echo) == (None, None, False)
+
+
+def test_each_route_asks_for_logprobs_in_its_own_way():
+    assert chat(logprobs=True).sampling.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).sampling.logprobs == 20
+    assert completion(logprobs=0, echo=True, n=2, best_of=2).sampling.logprobs == 0
+    assert completion(logprobs=5).sampling.logprobs == 5
+    assert completion(Audience.ENGINE, logprobs=20).sampling.logprobs == 20
+    assert completion(echo=True).sampling.echo
+
+
+@ROUTES
+def test_an_engine_hears_all_of_vllms_sampling(parse):
+    given = {
+        "min_p": 0.1,
+        "min_tokens": 3,
+        "max_tokens": 3,
+        "repetition_penalty": 1.5,
+        "bad_words": ("damn", " it"),
+        "allowed_token_ids": (3, 1),
+        "prompt_logprobs": 20,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    sent = {name: list(v) if isinstance(v, tuple) else v for name, v in given.items()}
+    sampling = parse(Audience.ENGINE, **sent).sampling
+    assert {name: getattr(sampling, name) for name in given} == given
+
+
+def test_pin_takes_a_prompt_or_messages():
+    body = {"model": "m", "cache_salt": SALT, "pinned": True}
+    assert parse_pin({**body, "prompt": [1, 2]}) == PinRequest("m", SALT, (1, 2), pinned=True)
+    read = parse_pin({**body, "messages": USER, "pinned": False})
+    assert read == PinRequest("m", SALT, Chat((Message("user", "hi"),)), pinned=False)
+    assert refusal(parse_pin, body) == ("prompt", "invalid_value")
+    assert refusal(parse_pin, {**body, "x": 1}) == ("x", "unknown_parameter")
+    missing = {"model": "m", "cache_salt": SALT, "prompt": "x"}
+    assert refusal(parse_pin, missing) == ("pinned", "missing_required_parameter")
+
+
+def test_erase_takes_a_namespace_alone():
+    assert parse_erase({"cache_salt": SALT}) == EraseRequest(SALT)
+    assert refusal(parse_erase, {}) == ("cache_salt", "missing_required_parameter")
+    assert refusal(parse_erase, {"cache_salt": SALT, "model": "m"}) == (
+        "model",
+        "unknown_parameter",
+    )
+
+
 def test_tokenize_takes_a_prompt_or_messages():
     assert parse_tokenize({"model": "m", "prompt": "x"}).prompt == "x"
-    assert parse_tokenize({"model": "m", "messages": USER}).prompt == (Message("user", "hi"),)
+    assert parse_tokenize({"model": "m", "messages": USER}).prompt == Chat((Message("user", "hi"),))
     for body in ({"model": "m"}, {"model": "m", "prompt": "x", "messages": USER}):
         assert refusal(parse_tokenize, body) == ("prompt", "invalid_value")
 
@@ -203,6 +273,9 @@ def test_tokenize_takes_a_prompt_or_messages():
     [
         *("cache_salt", "priority", "kv_transfer_params", "vllm_xargs", "nope", "request_id"),
         *("cache_owner", "cache_weight", "cache_public", "top_k", "stop_token_ids", "ignore_eos"),
+        *("min_p", "min_tokens", "repetition_penalty", "bad_words", "allowed_token_ids"),
+        *("prompt_logprobs", "include_stop_str_in_output", "skip_special_tokens"),
+        *("return_token_ids", "return_tokens_as_token_ids"),
         *("Model", "model ", "__class__"),
     ],
 )
@@ -220,8 +293,6 @@ def test_a_tenant_cannot_say_what_only_the_gateway_says(parse, name):
         ({"model": 3}, "model", "invalid_type"),
         ({"model": ""}, "model", "invalid_value"),
         ({"n": 0}, "n", "invalid_value"),
-        ({"n": 2}, "n", "unsupported_parameter"),
-        ({"n": 8}, "n", "unsupported_parameter"),
         ({"n": 9}, "n", "invalid_value"),
         ({"n": 10**9}, "n", "invalid_value"),
         ({"n": 10**4000}, "n", "invalid_value"),
@@ -261,9 +332,21 @@ def test_a_tenant_cannot_say_what_only_the_gateway_says(parse, name):
         ({"cache_scope": ""}, "cache_scope", "invalid_value"),
         ({"cache_scope": "é" * 65}, "cache_scope", "invalid_value"),
         ({"cache_scope": 1}, "cache_scope", "invalid_type"),
-        ({"logit_bias": {"1": 2}}, "logit_bias", "unsupported_parameter"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "unsupported_parameter"),
-        ({"presence_penalty": False}, "presence_penalty", "unsupported_parameter"),
+        ({"logit_bias": {"1": 101}}, "logit_bias.1", "invalid_value"),
+        ({"logit_bias": {"1": "2"}}, "logit_bias.1", "invalid_type"),
+        ({"logit_bias": {"1": True}}, "logit_bias.1", "invalid_type"),
+        ({"logit_bias": {"01": 1}}, "logit_bias.01", "invalid_value"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias.-1", "invalid_value"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x", "invalid_value"),
+        ({"logit_bias": {"²": 1}}, "logit_bias.²", "invalid_value"),
+        ({"logit_bias": {str(2**31): 1}}, f"logit_bias.{2**31}", "invalid_value"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias." + "9" * 63 + "…", "invalid_value"),
+        ({"logit_bias": {str(i): 1 for i in range(301)}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": [1]}, "logit_bias", "invalid_type"),
+        ({"presence_penalty": 2.1}, "presence_penalty", "invalid_value"),
+        ({"presence_penalty": False}, "presence_penalty", "invalid_type"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty", "invalid_value"),
+        ({"logprobs": "1"}, "logprobs", "invalid_type"),
         ({"metadata": {"a": 1}}, "metadata", "invalid_type"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "invalid_value"),
         ({"user": 1}, "user", "invalid_type"),
@@ -335,9 +418,6 @@ def test_a_bad_message_is_named_by_its_path(messages, param, code):
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {}}, "audio"),
-        ({"logprobs": True}, "logprobs"),
-        ({"logprobs": 0}, "logprobs"),
-        ({"top_logprobs": 3}, "top_logprobs"),
         ({"web_search_options": {}}, "web_search_options"),
     ],
 )
@@ -359,15 +439,38 @@ def test_what_chat_has_elsewhere_is_named_as_unsupported(members, param):
         ({"prompt": [1, "a"]}, "prompt[1]", "invalid_type"),
         ({"prompt": [True]}, "prompt[0]", "invalid_type"),
         ({"prompt": {"a": 1}}, "prompt", "invalid_type"),
-        ({"echo": True}, "echo", "unsupported_parameter"),
+        ({"echo": 1}, "echo", "invalid_type"),
         ({"best_of": 2}, "best_of", "unsupported_parameter"),
-        ({"logprobs": 0}, "logprobs", "unsupported_parameter"),
+        ({"best_of": 1, "n": 2}, "best_of", "unsupported_parameter"),
+        ({"best_of": 9, "n": 8}, "best_of", "invalid_value"),
+        ({"logprobs": 6}, "logprobs", "invalid_value"),
+        ({"logprobs": -1}, "logprobs", "invalid_value"),
+        ({"logprobs": True}, "logprobs", "invalid_type"),
+        ({"top_logprobs": 1}, "top_logprobs", "unknown_parameter"),
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
         ({"messages": USER}, "messages", "unknown_parameter"),
     ],
 )
 def test_a_bad_completion_field_is_named(members, param, code):
     assert refusal(completion, **members) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("members", "param", "code"),
+    [
+        ({"logprobs": 0}, "logprobs", "invalid_type"),
+        ({"logprobs": 1}, "logprobs", "invalid_type"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"top_logprobs": 3, "logprobs": False}, "top_logprobs", "invalid_value"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "invalid_value"),
+        ({"top_logprobs": -1, "logprobs": True}, "top_logprobs", "invalid_value"),
+        ({"top_logprobs": True, "logprobs": True}, "top_logprobs", "invalid_type"),
+        ({"echo": True}, "echo", "unknown_parameter"),
+        ({"best_of": 1}, "best_of", "unknown_parameter"),
+    ],
+)
+def test_a_bad_chat_field_is_named(members, param, code):
+    assert refusal(chat, **members) == (param, code)
 
 
 def test_the_two_names_of_the_output_limit_may_not_differ():
@@ -397,8 +500,24 @@ def test_an_engine_refuses_without_a_good_salt(parse, salt, code):
     ("members", "param", "code"),
     [
         ({"priority": 1}, "priority", "unsupported_parameter"),
-        ({"min_p": 0.1}, "min_p", "unsupported_parameter"),
-        ({"min_tokens": 1}, "min_tokens", "unsupported_parameter"),
+        ({"min_p": 1.1}, "min_p", "invalid_value"),
+        ({"min_p": "0"}, "min_p", "invalid_type"),
+        ({"min_tokens": -1}, "min_tokens", "invalid_value"),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens", "invalid_value"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"repetition_penalty": 2.1}, "repetition_penalty", "invalid_value"),
+        ({"bad_words": "x"}, "bad_words", "invalid_type"),
+        ({"bad_words": ["x", " "]}, "bad_words[1]", "invalid_value"),
+        ({"bad_words": ["x" * 257]}, "bad_words[0]", "invalid_value"),
+        ({"bad_words": ["x"] * 129}, "bad_words", "invalid_value"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
+        ({"allowed_token_ids": [1, -1]}, "allowed_token_ids[1]", "invalid_value"),
+        ({"allowed_token_ids": "1"}, "allowed_token_ids", "invalid_type"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "invalid_value"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "invalid_value"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "invalid_value"),
+        ({"include_stop_str_in_output": 1}, "include_stop_str_in_output", "invalid_type"),
+        ({"skip_special_tokens": None, "return_token_ids": 1}, "return_token_ids", "invalid_type"),
         ({"kv_transfer_params": {}}, "kv_transfer_params", "unsupported_parameter"),
         ({"vllm_xargs": {}}, "vllm_xargs", "unsupported_parameter"),
         ({"cache_public": "k"}, "cache_public", "unsupported_parameter"),
