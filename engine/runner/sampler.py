@@ -1,36 +1,60 @@
 """Chooses the next token of one sequence from its logits.
 
-Greedy takes the largest logit, the lowest id on ties. Otherwise the kept tokens are the `top_k`
-largest logits (lower id first on ties) and of those the shortest run, largest first, whose
-probability reaches `top_p`; one uniform number from the stream keyed by (seed, output index)
-picks among them in order of id. A row's choice depends on nothing but its own logits and key.
+`sample` applies the request's rules (`engine.runner.logits`), then chooses. Greedy takes the
+largest logit, the lowest id on ties. Otherwise the candidates are, in vLLM's order: the tokens at
+least `min_p` times as likely as the likeliest after temperature (Nguyen et al. 2024, min-p), of
+those the `top_k` largest logits (lower id first on ties), and of those the shortest run, largest
+first, whose share of the probability reaches `top_p` (Holtzman et al. 2019, nucleus). One uniform
+number from the stream keyed by (seed, output index) picks among them in order of id. A row's
+choice depends on nothing but its own logits, tokens and key.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from engine.core.batch import SampledToken
 from engine.core.request import SamplingParams
+from engine.runner.logits import Logits, process, without_nan
+from engine.runner.logprobs import Ids, largest, score
 
-Logits = np.ndarray[Any, np.dtype[np.float32]]
 Probabilities = np.ndarray[Any, np.dtype[np.float64]]
-Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 _KEY_MASK = (1 << 64) - 1
 # Enough candidates for nearly every nucleus; the full sort is the exact way out.
 _FIRST_CANDIDATES = 1024
 
 
-def sample(logits: Logits, params: SamplingParams, output_index: int) -> int:
-    """The token id chosen from finite or infinite logits [vocabulary]; NaN counts as -inf."""
-    if np.isnan(logits).any():
-        logits = np.where(np.isnan(logits), np.float32(-np.inf), logits)
+def sample(
+    logits: Logits,
+    params: SamplingParams,
+    prompt_token_ids: Sequence[int],
+    output_token_ids: Sequence[int],
+) -> SampledToken:
+    """The token after prompt and output, with the log-probabilities asked for.
+
+    `logits` [vocabulary] are the model's own; they may be infinite, NaN counts as -inf. Raises
+    IndexError if a rule names an id outside the vocabulary.
+    """
+    logits = without_nan(logits)
+    processed = process(logits, params, prompt_token_ids, output_token_ids)
+    token_id = choose(processed, params, len(output_token_ids))
+    if params.logprobs is None:
+        return SampledToken(token_id)
+    (logprobs,) = score(logits[None], (token_id,), params.logprobs)
+    return SampledToken(token_id, logprobs)
+
+
+def choose(logits: Logits, params: SamplingParams, output_index: int) -> int:
+    """The token id chosen from processed logits [vocabulary] without NaN."""
     if params.temperature <= 0 or params.top_k == 1:
         return int(logits.argmax())
     weights = _softmax_weights(logits, params.temperature)
+    if params.min_p > 0:
+        weights[weights < params.min_p] = 0  # of the likeliest, whose weight is 1
     kept = _kept(weights, logits, params)
-    point = uniform(params.seed, output_index)
-    return _pick(kept, weights, point)
+    return _pick(kept, weights, uniform(params.seed, output_index))
 
 
 def uniform(seed: int, output_index: int) -> float:
@@ -41,13 +65,13 @@ def uniform(seed: int, output_index: int) -> float:
 
 def _softmax_weights(logits: Logits, temperature: float) -> Probabilities:
     """exp((logit - largest) / temperature): 1 for the largest, never all zero, never NaN."""
-    largest = logits.max()
-    if not np.isfinite(largest):
+    top = logits.max()
+    if not np.isfinite(top):
         # Only the infinitely likely remain; if all are -inf, all are equally (un)likely.
-        return np.where(logits == largest, 1.0, 0.0)
+        return np.where(logits == top, 1.0, 0.0)
     # A tiny temperature may overflow to -inf, whose exponential is the right one: 0.
     with np.errstate(over="ignore"):
-        scaled = (logits.astype(np.float64) - float(largest)) / temperature
+        scaled = (logits.astype(np.float64) - float(top)) / temperature
     weights: Probabilities = np.exp(scaled)
     return weights
 
@@ -57,26 +81,15 @@ def _kept(weights: Probabilities, logits: Logits, params: SamplingParams) -> Ids
     size = len(weights)
     top_k = min(params.top_k, size) if params.top_k > 0 else size
     if params.top_p >= 1:
-        return None if top_k == size else np.sort(_largest(logits, top_k))
+        return None if top_k == size else np.sort(largest(logits, top_k))
     if top_k < size:
-        ranked = _largest(logits, top_k)
+        ranked = largest(logits, top_k)
         return np.sort(_nucleus(ranked, weights, params.top_p, float(weights[ranked].sum())))
     total = float(weights.sum())
-    ranked = _largest(logits, min(_FIRST_CANDIDATES, size))
+    ranked = largest(logits, min(_FIRST_CANDIDATES, size))
     if float(weights[ranked].sum()) < params.top_p * total:
-        ranked = _largest(logits, size)
+        ranked = largest(logits, size)
     return np.sort(_nucleus(ranked, weights, params.top_p, total))
-
-
-def _largest(logits: Logits, count: int) -> Ids:
-    """Ids of the `count` largest logits, largest first, lower id first among equals."""
-    if count < len(logits):
-        threshold = np.partition(logits, len(logits) - count)[len(logits) - count]
-        candidates = np.flatnonzero(logits >= threshold)
-    else:
-        candidates = np.arange(len(logits))
-    order = np.argsort(-logits[candidates], kind="stable")
-    return candidates[order][:count]
 
 
 def _nucleus(ranked: Ids, weights: Probabilities, top_p: float, total: float) -> Ids:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from engine.core.request import SamplingParams
 from engine.runner import sampler
-from engine.runner.sampler import sample, uniform
+from engine.runner.logits import process
+from engine.runner.sampler import choose, sample, uniform
 
 
 def naive_sample(logits, params, point):
@@ -21,6 +22,7 @@ def naive_sample(logits, params, point):
         return ranked[0]
     top = logits[ranked[0]]
     weights = [1.0 if x == top else math.exp((x - top) / params.temperature) for x in logits]
+    ranked = [i for i in ranked if weights[i] >= params.min_p]
     if params.top_k:
         ranked = ranked[: params.top_k]
     if params.top_p < 1:
@@ -56,13 +58,14 @@ LOGITS = st.lists(
     temperature=st.sampled_from([0.0, 0.1, 0.7, 1.0, 2.0]),
     top_k=st.integers(0, 45),
     top_p=st.sampled_from(TOP_P),
+    min_p=st.sampled_from([0.0, 0.01, 0.2, 0.7, 1.0]),
     seed=st.integers(-(2**63), 2**64 - 1),
     index=st.integers(0, 10_000),
 )
-def test_equals_its_naive_twin(logits, temperature, top_k, top_p, seed, index):
-    params = SamplingParams(1, temperature, top_p, top_k, seed)
+def test_equals_its_naive_twin(logits, temperature, top_k, top_p, min_p, seed, index):
+    params = SamplingParams(1, temperature, top_p, top_k, min_p, seed)
     values = np.array(logits, np.float32)
-    assert sample(values, params, index) == naive_sample(values, params, uniform(seed, index))
+    assert choose(values, params, index) == naive_sample(values, params, uniform(seed, index))
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.95])
@@ -70,16 +73,16 @@ def test_equals_its_naive_twin(logits, temperature, top_k, top_p, seed, index):
 def test_a_partial_ranking_changes_nothing(top_p, scale, monkeypatch):
     """A flat distribution needs more candidates than are ranked first, a peaked one fewer."""
     logits = (scale * np.random.default_rng(0).standard_normal(5000)).astype(np.float32)
-    params = SamplingParams(1, 1.0, top_p, 0, seed=9)
-    partial = [sample(logits, params, index) for index in range(40)]
+    params = SamplingParams(1, 1.0, top_p, seed=9)
+    partial = [choose(logits, params, index) for index in range(40)]
     monkeypatch.setattr(sampler, "_FIRST_CANDIDATES", 5000)
-    assert partial == [sample(logits, params, index) for index in range(40)]
+    assert partial == [choose(logits, params, index) for index in range(40)]
 
 
 def test_greedy_takes_the_lowest_id_on_ties():
     logits = np.array([0, 3, 1, 3, 3], np.float32)
-    assert sample(logits, SamplingParams(1, 0.0), 0) == 1
-    assert sample(logits, SamplingParams(1, 1.0, top_k=1), 0) == 1
+    assert choose(logits, SamplingParams(1, 0.0), 0) == 1
+    assert choose(logits, SamplingParams(1, 1.0, top_k=1), 0) == 1
 
 
 INF, NAN = np.inf, np.nan
@@ -97,11 +100,14 @@ INF, NAN = np.inf, np.nan
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-9, 1.0, 1e300])
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (2, 1.0), (0, 0.5), (2, 1e-300)])
-def test_extreme_values_are_safe(logits, allowed, temperature, top_k, top_p):
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [(0, 1.0, 0.0), (2, 1.0, 0.0), (0, 0.5, 0.1), (2, 1e-300, 0.0), (0, 1.0, 1.0)],
+)
+def test_extreme_values_are_safe(logits, allowed, temperature, top_k, top_p, min_p):
     values = np.array(logits, np.float32)
-    params = SamplingParams(1, temperature, top_p, top_k, seed=1)
-    got = {sample(values, params, index) for index in range(20)}
+    params = SamplingParams(1, temperature, top_p, top_k, min_p, seed=1)
+    got = {sample(values, params, (), [0] * index).token_id for index in range(20)}
     if temperature == 1e300:  # so hot that finite logits are all alike
         allowed = {i for i, x in enumerate(logits) if x > -INF} | allowed
     assert got <= allowed
@@ -109,9 +115,9 @@ def test_extreme_values_are_safe(logits, allowed, temperature, top_k, top_p):
 
 def test_a_tiny_temperature_is_greedy():
     logits = np.random.default_rng(1).standard_normal(500).astype(np.float32)
-    greedy = sample(logits, SamplingParams(1, 0.0), 0)
+    greedy = choose(logits, SamplingParams(1, 0.0), 0)
     for index in range(20):
-        assert sample(logits, SamplingParams(1, 1e-6, seed=3), index) == greedy
+        assert choose(logits, SamplingParams(1, 1e-6, seed=3), index) == greedy
 
 
 def test_the_stream_is_a_function_of_seed_and_index_alone():
@@ -129,29 +135,84 @@ def test_known_points():
 
 
 @pytest.mark.parametrize(
-    ("params", "kept"),
+    ("options", "kept"),
     [
-        (SamplingParams(1, 1.0), range(6)),
-        (SamplingParams(1, 0.5), range(6)),
-        (SamplingParams(1, 1.0, top_k=3), [5, 4, 3]),
-        (SamplingParams(1, 1.0, top_p=0.8), [5, 4]),
-        (SamplingParams(1, 1.0, top_k=4, top_p=0.9), [5, 4, 3]),
+        ({}, range(6)),
+        ({"temperature": 0.5}, range(6)),
+        ({"top_k": 3}, [5, 4, 3]),
+        ({"top_p": 0.8}, [5, 4]),
+        ({"top_k": 4, "top_p": 0.9}, [5, 4, 3]),
+        ({"min_p": 0.13}, [5, 4, 3]),
+        ({"min_p": 0.1, "top_p": 0.9}, [5, 4]),  # of what min-p left
+        ({"temperature": 2.0, "min_p": 0.3}, [5, 4, 3]),
     ],
 )
-def test_draws_follow_the_distribution(params, kept):
+def test_draws_follow_the_distribution(options, kept):
     """Chi-square with fixed streams: 5 degrees of freedom, 0.1% critical value 20.5."""
-    logits = np.array([-1.5, -1.0, -0.5, 0.0, 1.0, 2.0], np.float32)
-    weights = {i: math.exp(float(logits[i]) / params.temperature) for i in kept}
-    total, draws = sum(weights.values()), 4000
+    logits = [-1.5, -1.0, -0.5, 0.0, 1.0, 2.0]
+    weights = {i: math.exp(logits[i] / options.get("temperature", 1.0)) for i in kept}
+    assert_drawn_from(weights, logits, (), **options)
+
+
+def assert_drawn_from(weights, logits, prompt, **options):
+    """4,000 draws, at output index 0 to 99 of 40 seeds, against weights by id."""
+    values = np.array(logits, np.float32)
     counts = Counter(
-        sample(
-            logits,
-            SamplingParams(1, params.temperature, params.top_p, params.top_k, seed=seed),
-            index,
-        )
-        for seed in range(40)
-        for index in range(draws // 40)
+        choose(process(values, params, prompt, [1]), params, index)
+        for params in (SamplingParams(1, **options, seed=seed) for seed in range(40))
+        for index in range(100)
     )
     assert set(counts) == set(weights)
-    expected = {i: draws * weight / total for i, weight in weights.items()}
+    total = sum(weights.values())
+    expected = {i: 4000 * weight / total for i, weight in weights.items()}
     assert sum((counts[i] - e) ** 2 / e for i, e in expected.items()) < 20.5
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"repetition_penalty": 2.0}, {0: 0.5, 1: 1.0}),
+        ({"frequency_penalty": 1.5}, {1: 0.5}),
+        ({"presence_penalty": -0.5}, {1: 2.5}),
+        ({"logit_bias": ((3, 2.0), (0, -1.0))}, {3: 1.0, 0: 0.0}),
+        ({"allowed_token_ids": (3, 1, 0)}, {2: None}),
+        ({"bad_words": ((1, 0), (2, 3), (2,))}, {0: None, 2: None}),
+        ({"min_tokens": 2, "stop_token_ids": frozenset({1})}, {1: None}),
+    ],
+)
+def test_draws_follow_the_rules(options, changed):
+    """The same with prompt 0 and output 1, under each rule; None is a token it forbids."""
+    logits = {0: 1.0, 1: 2.0, 2: 0.0, 3: -1.0}
+    weights = {i: math.exp(x) for i, x in (logits | changed).items() if x is not None}
+    assert_drawn_from(weights, list(logits.values()), (0,), **options)
+
+
+def test_log_probabilities_are_of_the_raw_logits():
+    """Whatever the rules make of them: here the likeliest token is forbidden."""
+    logits = np.array([1.0, 3.0, 2.0, NAN], np.float32)
+    params = SamplingParams(
+        1, temperature=0.0, logprobs=2, bad_words=((1,),), logit_bias=((0, 9.0),)
+    )
+    got = sample(logits, params, (), [])
+    total = math.log(math.exp(1) + math.exp(2) + math.exp(3))
+    assert got.token_id == got.logprobs.token_id == 0
+    assert got.logprobs.rank == 3
+    assert got.logprobs.logprob == pytest.approx(1 - total)
+    assert [i for i, _ in got.logprobs.top] == [1, 2]
+    assert [p for _, p in got.logprobs.top] == pytest.approx([3 - total, 2 - total])
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, None), (0, 0), (4, 4), (9, 5)])
+def test_as_many_log_probabilities_as_asked_for(asked, given):
+    logits = np.arange(5, dtype=np.float32)
+    got = sample(logits, SamplingParams(1, logprobs=asked), (), []).logprobs
+    assert (got and len(got.top)) == given
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nothing_outside_the_allow_list_whatever_the_other_rules(temperature):
+    logits = np.array([9, -INF, 1, 2], np.float32)
+    rules = {"allowed_token_ids": (1, 3), "bad_words": ((1,), (3,))}
+    for seed in range(30):
+        params = SamplingParams(1, temperature, seed=seed, **rules)
+        assert sample(logits, params, (), []).token_id == 3

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.core.batch import SampledToken, ScheduledBatch, ScheduledRow
+from engine.core.batch import ScheduledBatch, ScheduledRow
 from engine.core.request import SamplingParams
 from engine.model.load import load_model
 from engine.runner.sampler import sample
@@ -68,8 +68,8 @@ def test_tokens_come_from_the_sampler_with_the_rows_own_key(runner):
     work = batch(row("a", [3, 4, 5], 0, [2], params, 6), row("b", [1], 0, [4], params, 2))
     logits = runner.execute_logits(work).numpy()
     assert runner.execute(work).sampled == {
-        "a": SampledToken(sample(logits[0], params, 6)),
-        "b": SampledToken(sample(logits[1], params, 2)),
+        "a": sample(logits[0], params, (), [0] * 6),
+        "b": sample(logits[1], params, (), [0] * 2),
     }
 
 
