@@ -3,7 +3,7 @@
 import torch
 from torch.nn import functional
 
-from kernels.api import BatchLayout, KvPages, Linear
+from kernels.api import BatchLayout, KvPages, Linear, PagedLayer
 
 
 class ReferenceKernels:
@@ -27,30 +27,37 @@ class ReferenceKernels:
         heads[..., :half] = low * cos[:, None] - high * sin[:, None]
         heads[..., half:] = high * cos[:, None] + low * sin[:, None]
 
-    def store_kv(self, qkv: torch.Tensor, pages: KvPages, layer: int, layout: BatchLayout) -> None:
+    def store_kv(
+        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: BatchLayout
+    ) -> None:
         """See `Kernels.store_kv`."""
         width = pages.num_kv_heads * pages.head_dim
-        for token, (page, slot) in enumerate(_slots(layout, pages.page_size)):
+        for token, (page, slot) in enumerate(_slots(layout, layer.group, pages.page_size)):
             keys, values = qkv[token, -2 * width :].view(2, pages.num_kv_heads, pages.head_dim)
-            pages.keys[layer, page, :, :, slot] = keys
-            pages.values[layer, page, :, slot, :] = values
+            pages.keys[layer.index, page, :, :, slot] = keys
+            pages.values[layer.index, page, :, slot, :] = values
 
     def paged_attention(
-        self, qkv: torch.Tensor, pages: KvPages, layer: int, layout: BatchLayout
+        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: BatchLayout
     ) -> torch.Tensor:
         """See `Kernels.paged_attention`: gathers a row's pages, then one softmax per token."""
         kv_heads, dim = pages.num_kv_heads, pages.head_dim
         heads = qkv.shape[1] // dim - 2 * kv_heads
         queries = qkv[:, : heads * dim].view(len(qkv), kv_heads, heads // kv_heads, dim)
         out = torch.empty_like(queries)
-        for row, table in enumerate(layout.block_tables.long()):
+        for row, table in enumerate(layout.block_tables[layer.group].long()):
             for token in range(int(layout.row_starts[row]), int(layout.row_starts[row + 1])):
-                length = int(layout.positions[token]) + 1
-                used = table[: -(-length // pages.page_size)]
-                keys = pages.keys[layer, used].permute(1, 0, 3, 2).reshape(kv_heads, -1, dim)
-                values = pages.values[layer, used].transpose(0, 1).reshape(kv_heads, -1, dim)
-                scores = queries[token] @ keys[:, :length].transpose(1, 2) * dim**-0.5
-                out[token] = scores.softmax(-1) @ values[:, :length]
+                end = int(layout.positions[token]) + 1
+                start = 0 if layer.window is None else max(0, end - layer.window)
+                first_page = start // pages.page_size
+                used = table[first_page : -(-end // pages.page_size)]
+                keys = pages.keys[layer.index, used].permute(1, 0, 3, 2)
+                values = pages.values[layer.index, used].transpose(0, 1)
+                first = first_page * pages.page_size
+                keys = keys.reshape(kv_heads, -1, dim)[:, start - first : end - first]
+                values = values.reshape(kv_heads, -1, dim)[:, start - first : end - first]
+                scores = queries[token] @ keys.transpose(1, 2) * dim**-0.5
+                out[token] = scores.softmax(-1) @ values
         return out.view(len(qkv), heads * dim)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -59,10 +66,10 @@ class ReferenceKernels:
         return functional.silu(gate) * up
 
 
-def _slots(layout: BatchLayout, page_size: int) -> list[tuple[int, int]]:
+def _slots(layout: BatchLayout, group: int, page_size: int) -> list[tuple[int, int]]:
     """(page, slot) of every token."""
     slots: list[tuple[int, int]] = []
-    for row, table in enumerate(layout.block_tables.tolist()):
+    for row, table in enumerate(layout.block_tables[group].tolist()):
         first, last = layout.row_starts[row : row + 2].tolist()
         positions = layout.positions[first:last].tolist()
         slots += [(table[p // page_size], p % page_size) for p in positions]

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from engine.model.config import ModelConfig
+from engine.model.page_groups import page_groups
 from engine.model.weights import Weights
 from kernels.api import BatchLayout, Kernels, KvPages, Linear
 
@@ -24,11 +25,15 @@ class _Layer:
 
 
 class LlamaModel:
-    """A loaded decoder. It keeps no state between calls: pages belong to the caller."""
+    """A loaded decoder. It keeps no state between calls: pages belong to the caller.
+
+    `page_groups` says how many layers a page holds and which of them share a block table.
+    """
 
     def __init__(self, weights: Weights, kernels: Kernels) -> None:
         self.config = config = weights.config
         self.digest = weights.digest()
+        self.page_groups = page_groups(config.layer_windows)
         self._kernels = kernels
         self._embedding = weights.tensor("embedding", (config.vocab_size, config.hidden_size))
         self._layers = [
@@ -52,11 +57,11 @@ class LlamaModel:
         angles = layout.positions.float()[:, None] * self._frequencies
         cos, sin = angles.cos(), angles.sin()
         x = functional.embedding(token_ids, self._embedding)
-        for index, layer in enumerate(self._layers):
+        for layer, paged in zip(self._layers, self.page_groups.layers, strict=True):
             qkv = layer.qkv(ops.rms_norm(x, layer.attention_norm, config.norm_eps))
             ops.rotary(qkv, cos, sin, config.num_heads + config.num_kv_heads)
-            ops.store_kv(qkv, pages, index, layout)
-            x = x + layer.o(ops.paged_attention(qkv, pages, index, layout))
+            ops.store_kv(qkv, pages, paged, layout)
+            x = x + layer.o(ops.paged_attention(qkv, pages, paged, layout))
             gate_up = layer.gate_up(ops.rms_norm(x, layer.mlp_norm, config.norm_eps))
             x = x + layer.down(ops.silu_mul(gate_up))
         return x

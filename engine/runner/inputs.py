@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from engine.core.batch import ScheduledBatch, ScheduledRow
+from engine.core.request import NO_BLOCK
 from kernels.api import BatchLayout
 
 
@@ -19,8 +20,11 @@ class BatchInputs:
     last: torch.Tensor
 
 
-def build_inputs(batch: ScheduledBatch, block_size: int) -> BatchInputs:
-    """Copy everything out of the batch: its block tables are only valid during the step."""
+def build_inputs(batch: ScheduledBatch, block_size: int, num_groups: int) -> BatchInputs:
+    """Copy everything out of the batch: its block tables are only valid during the step.
+
+    Every row has `num_groups` block tables; raises ValueError for one that has not.
+    """
     rows = batch.rows
     counts = [len(row.token_ids) for row in rows]
     starts = np.zeros(len(rows) + 1, np.int32)
@@ -38,17 +42,18 @@ def build_inputs(batch: ScheduledBatch, block_size: int) -> BatchInputs:
             positions=torch.from_numpy(positions),
             row_starts=torch.from_numpy(starts),
             first_positions=torch.from_numpy(firsts),
-            block_tables=torch.from_numpy(_block_tables(rows, block_size)),
+            block_tables=torch.from_numpy(_block_tables(rows, block_size, num_groups)),
         ),
         sampled=tuple(rows[index] for index in sampled),
         last=torch.tensor([int(starts[index + 1]) - 1 for index in sampled], dtype=torch.int64),
     )
 
 
-def _block_tables(rows: tuple[ScheduledRow, ...], block_size: int) -> np.ndarray:
-    """[rows, most blocks used], each row cut to the blocks its positions need, zero-padded."""
+def _block_tables(rows: tuple[ScheduledRow, ...], block_size: int, num_groups: int) -> np.ndarray:
+    """[groups, rows, most blocks used]: tables cut to the blocks a row's positions need, padded."""
     used = [-(-(row.start + len(row.token_ids)) // block_size) for row in rows]
-    tables = np.zeros((len(rows), max(used, default=0)), np.int32)
+    tables = np.full((num_groups, len(rows), max(used, default=0)), NO_BLOCK, np.int32)
     for index, (row, blocks) in enumerate(zip(rows, used, strict=True)):
-        tables[index, :blocks] = row.block_tables[0][:blocks]
+        for group, table in zip(tables, row.block_tables, strict=True):
+            group[index, :blocks] = table[:blocks]
     return tables

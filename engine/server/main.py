@@ -50,7 +50,12 @@ def run(
 
 
 def core_config(
-    settings: EngineSettings, *, context_length: int, num_blocks: int, model_digest: bytes
+    settings: EngineSettings,
+    *,
+    context_length: int,
+    num_blocks: int,
+    model_digest: bytes,
+    windows: tuple[int | None, ...],
 ) -> CoreConfig:
     """The core's sizes from the operator's settings and the model's. Raises ValueError."""
     max_model_len = min(settings.max_model_len or context_length, context_length)
@@ -65,6 +70,7 @@ def core_config(
         prefix_cache=settings.prefix_cache,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         max_waiting_requests=settings.max_waiting,
+        windows=windows,
     )
 
 
@@ -81,6 +87,7 @@ def _load(settings: EngineSettings, source: ModelSource) -> Engine:
         context_length=text.context_length,
         num_blocks=num_blocks,
         model_digest=model.digest,
+        windows=model.page_groups.windows,
     )
     runner = TorchRunner(
         model,

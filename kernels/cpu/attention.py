@@ -2,8 +2,10 @@
 
 A work item is one tile (up to `TILE` consecutive tokens of one row) and one key/value head; the
 query heads that share that head are computed together, so a page is read once per tile. Within an
-item the softmax is computed online over groups of `GROUP` pages. Only stored positions are read
-into results: what a page holds past a token's position cannot reach its output.
+item the softmax is computed online over spans of `SPAN` pages, from the first page that the window
+of the tile's first token reaches: earlier entries of a block table are never looked at. Only what a
+token sees is read into its result: whatever a page holds past its position, or before its window,
+cannot reach its output.
 
 Layouts are those of `kernels.api`; the reference is `ReferenceKernels.paged_attention`.
 """
@@ -20,7 +22,9 @@ from numba import prange
 from kernels.cpu.jit import inlined, kernel
 
 TILE = 16
-GROUP = 8
+SPAN = 8
+# The window of full attention: longer than any sequence, far from overflowing.
+UNBOUNDED = 1 << 40
 
 _f4 = np.float32
 _LOWEST = np.float32(-1e30)
@@ -99,6 +103,13 @@ def start_tile(
 
 
 @inlined
+def queries_seeing(position: int, width: int, tile: tuple[int, int, int], window: int) -> Any:
+    """Which of the tile's tokens, [first, past), see any of `width` positions from `position`."""
+    _, count, start = tile
+    return max(0, position - start), min(count, position + width - 1 + window - start)
+
+
+@inlined
 def score_pages(
     scores: Any,
     qkv: Any,
@@ -106,6 +117,7 @@ def score_pages(
     pages: Any,
     kv_head: int,
     tile: tuple[int, int, int],
+    window: int,
     base: int,
     num_pages: int,
     shared: int,
@@ -113,11 +125,12 @@ def score_pages(
     page_size: int,
 ) -> None:
     """Raw scores of the tile's queries with the pages holding positions `base`, ..."""
-    token, count, start = tile
+    token, _, _ = tile
     for b in range(num_pages):
         page = keys[pages[base // page_size + b], kv_head]
         low = b * page_size
-        for i in range(max(0, base + low - start), count):
+        first, past = queries_seeing(base + low, page_size, tile, window)
+        for i in range(first, past):
             for g in range(shared):
                 column = (kv_head * shared + g) * dim
                 part = scores[i * shared + g, low : low + page_size]
@@ -133,21 +146,29 @@ def fold_scores(
     out: Any,
     kv_head: int,
     tile: tuple[int, int, int],
+    window: int,
     base: int,
     width: int,
     shared: int,
     dim: int,
     scale: Any,
 ) -> None:
-    """Scores of positions `base`, ... become softmax weights, each query up to its own position."""
-    token, count, start = tile
-    for i in range(max(0, base - start), count):
-        n = min(width, start + i + 1 - base)
+    """Scores of positions `base`, ... become softmax weights, each query's over what it sees."""
+    token, _, start = tile
+    first, past = queries_seeing(base, width, tile, window)
+    for i in range(first, past):
+        low = max(0, start + i + 1 - window - base)
+        high = min(width, start + i + 1 - base)
         for g in range(shared):
             at = i * shared + g
             column = (kv_head * shared + g) * dim
             top, shrink, total = fold_softmax(
-                scores[at], n, scale, tops[at], out[token + i, column : column + dim], dim
+                scores[at, low:high],
+                high - low,
+                scale,
+                tops[at],
+                out[token + i, column : column + dim],
+                dim,
             )
             tops[at] = top
             sums[at] = sums[at] * shrink + total
@@ -161,6 +182,7 @@ def add_values(
     pages: Any,
     kv_head: int,
     tile: tuple[int, int, int],
+    window: int,
     base: int,
     num_pages: int,
     shared: int,
@@ -168,16 +190,21 @@ def add_values(
     page_size: int,
 ) -> None:
     """Add the weighted values of the pages holding positions `base`, ..."""
-    token, count, start = tile
+    token, _, start = tile
     for b in range(num_pages):
         page = values[pages[base // page_size + b], kv_head]
-        low = b * page_size
-        for i in range(max(0, base + low - start), count):
-            n = min(page_size, start + i + 1 - base - low)
+        offset = b * page_size
+        first, past = queries_seeing(base + offset, page_size, tile, window)
+        for i in range(first, past):
+            low = max(0, start + i + 1 - window - base - offset)
+            high = min(page_size, start + i + 1 - base - offset)
             for g in range(shared):
                 column = (kv_head * shared + g) * dim
-                weights = scores[i * shared + g, low : low + page_size]
-                add_product(out[token + i, column : column + dim], weights, page, n, dim)
+                weights = scores[i * shared + g, offset + low : offset + high]
+                visible = page[low:high]
+                add_product(
+                    out[token + i, column : column + dim], weights, visible, high - low, dim
+                )
 
 
 @inlined
@@ -196,11 +223,11 @@ def finish_tile(
 def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
     """The compiled kernel for one page size and head size; compiles or loads it on first use.
 
-    Arguments: qkv, keys and values of one layer, row_starts, first_positions, block_tables,
-    number of workers, out [N, H * D].
+    Arguments: qkv, keys and values of one layer, row_starts, first_positions, the block tables of
+    the layer's group, window (`UNBOUNDED` for full attention), number of workers, out [N, H * D].
     """
     scale = np.float32(head_dim**-0.5)
-    width = GROUP * page_size
+    width = SPAN * page_size
 
     def attend(
         qkv: Any,
@@ -209,6 +236,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
         row_starts: Any,
         first_positions: Any,
         block_tables: Any,
+        window: int,
         num_workers: int,
         out: Any,
     ) -> None:
@@ -225,6 +253,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
                     count = min(TILE, row_starts[row + 1] - token)
                     start = first_positions[row] + token - row_starts[row]
                     tile = (token, count, start)
+                    first = max(0, start + 1 - window) // page_size * page_size
                     for head in range(num_kv_heads):
                         # Items go round robin: later tiles of a long row see more positions.
                         mine = item % num_workers == worker
@@ -233,8 +262,8 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
                             continue
                         column = head * shared * head_dim
                         start_tile(out, tops, sums, token, count, column, shared, head_dim)
-                        for base in range(0, start + count, width):
-                            n = min(GROUP, (start + count - base + page_size - 1) // page_size)
+                        for base in range(first, start + count, width):
+                            n = min(SPAN, (start + count - base + page_size - 1) // page_size)
                             score_pages(
                                 scores,
                                 qkv,
@@ -242,6 +271,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
                                 pages,
                                 head,
                                 tile,
+                                window,
                                 base,
                                 n,
                                 shared,
@@ -255,6 +285,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
                                 out,
                                 head,
                                 tile,
+                                window,
                                 base,
                                 width,
                                 shared,
@@ -268,6 +299,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
                                 pages,
                                 head,
                                 tile,
+                                window,
                                 base,
                                 n,
                                 shared,
@@ -280,6 +312,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
     # different sizes at the same moment could each be left with the other's machine code.
     attend.__qualname__ += f"_{page_size}_{head_dim}"
     return kernel(
-        "void(f4[:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i4[::1], i4[::1], i4[:,::1], i8, f4[:,::1])",
+        "void(f4[:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i4[::1], i4[::1], i4[:,::1], i8, i8,"
+        " f4[:,::1])",
         parallel=True,
     )(attend)

@@ -3,9 +3,9 @@
 import torch
 from torch.nn import functional
 
-from kernels.api import BatchLayout, KvPages, Linear
+from kernels.api import BatchLayout, KvPages, Linear, PagedLayer
 from kernels.cpu import elementwise
-from kernels.cpu.attention import attention_kernel
+from kernels.cpu.attention import UNBOUNDED, attention_kernel
 from kernels.cpu.jit import set_kernel_threads
 from kernels.cpu.linear import packed_linear
 
@@ -38,30 +38,33 @@ class CpuKernels:
         """See `Kernels.rotary`."""
         elementwise.rotary(qkv.numpy(), cos.numpy(), sin.numpy(), num_heads)
 
-    def store_kv(self, qkv: torch.Tensor, pages: KvPages, layer: int, layout: BatchLayout) -> None:
+    def store_kv(
+        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: BatchLayout
+    ) -> None:
         """See `Kernels.store_kv`."""
         elementwise.store_kv(
             qkv.numpy(),
-            pages.keys[layer].numpy(),
-            pages.values[layer].numpy(),
+            pages.keys.numpy()[layer.index],
+            pages.values.numpy()[layer.index],
             layout.row_starts.numpy(),
             layout.first_positions.numpy(),
-            layout.block_tables.numpy(),
+            layout.block_tables.numpy()[layer.group],
         )
 
     def paged_attention(
-        self, qkv: torch.Tensor, pages: KvPages, layer: int, layout: BatchLayout
+        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: BatchLayout
     ) -> torch.Tensor:
         """See `Kernels.paged_attention`."""
         out = torch.empty(len(qkv), qkv.shape[1] - 2 * pages.num_kv_heads * pages.head_dim)
         attend = attention_kernel(pages.page_size, pages.head_dim)
         attend(
             qkv.numpy(),
-            pages.keys[layer].numpy(),
-            pages.values[layer].numpy(),
+            pages.keys.numpy()[layer.index],
+            pages.values.numpy()[layer.index],
             layout.row_starts.numpy(),
             layout.first_positions.numpy(),
-            layout.block_tables.numpy(),
+            layout.block_tables.numpy()[layer.group],
+            UNBOUNDED if layer.window is None else layer.window,
             self._threads,
             out.numpy(),
         )

@@ -1,11 +1,22 @@
-"""Small random Llama models: as transformers saves them, and the same weights as a GGUF file."""
+"""Small random models of the Llama shape as transformers builds them, and as GGUF files."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import gguf
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MinistralConfig,
+    MinistralForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 GGUF_NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -25,24 +36,48 @@ TOP_NAMES = {
 }
 
 
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 20,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 2.0**-16,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "initializer_range": 0.15,
+}
+
+
 def tiny_llama(seed: int = 0, **overrides) -> LlamaForCausalLM:
     """Two layers, grouped heads, and weights large enough that every part matters."""
-    sizes = {
-        "vocab_size": 300,
-        "hidden_size": 96,
-        "intermediate_size": 160,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 20,
-        "max_position_embeddings": 512,
-        "rms_norm_eps": 2.0**-16,
-        "tie_word_embeddings": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "initializer_range": 0.15,
+    return _random(LlamaForCausalLM, LlamaConfig(**{**SIZES, **overrides}), seed)
+
+
+def tiny_mistral(window: int | None, **overrides) -> MistralForCausalLM:
+    """The same with a sliding window in every layer."""
+    config = MistralConfig(**{**SIZES, "sliding_window": window, **overrides})
+    return _random(MistralForCausalLM, config)
+
+
+def tiny_ministral(layer_windows: Sequence[int | None], **overrides) -> MinistralForCausalLM:
+    """The same with a sliding window, of one size, in some layers."""
+    layers = {
+        "num_hidden_layers": len(layer_windows),
+        "sliding_window": next(window for window in layer_windows if window is not None),
+        "layer_types": ["sliding_attention" if w else "full_attention" for w in layer_windows],
     }
+    return _random(MinistralForCausalLM, MinistralConfig(**{**SIZES, **layers, **overrides}))
+
+
+def _random(kind: type[Model], config: PreTrainedConfig, seed: int = 0) -> Model:
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **overrides})).eval()
+    model = kind(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "norm" in name:

@@ -44,6 +44,7 @@ def test_gguf_metadata(path):
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
     assert (config.vocab_size, config.context_length) == (49152, 8192)
     assert (config.rope_theta, config.norm_eps) == (100000.0, 1e-5)
+    assert config.layer_windows == (None,) * 30
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,7 @@ def test_gguf_metadata(path):
         ({"llama.rope.scaling.factor": 4.0}, "rope.scaling.factor = 4.0"),
         ({"llama.rope.scale_linear": 2.0}, "rope.scale_linear = 2.0"),
         ({"llama.rope.dimension_count": 32}, "rope.dimension_count"),
+        ({"llama.attention.sliding_window": 4096}, "attention.sliding_window = 4096"),
         ({"llama.attention.value_length": 32}, "value_length"),
         ({"llama.block_count": 0}, "block_count"),
         ({"llama.block_count": 10**9}, "block_count"),
@@ -112,6 +114,7 @@ def test_head_counts_default_as_in_transformers(path):
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope scaling 'yarn'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"rope_parameters": [1]}, "rope_parameters is not an object"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "by layer type"),
         ({"num_attention_heads": 0}, "num_attention_heads"),
         ({"vocab_size": 1 << 40}, "vocab_size"),
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
@@ -122,6 +125,56 @@ def test_json_refusals_name_file_and_reason(path, change, reason):
         config_from_json(path, {**JSON, **change})
     assert str(path) in str(caught.value)
     assert reason in str(caught.value)
+
+
+MISTRAL = {**JSON, "model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 100}
+MINISTRAL = {**MISTRAL, "model_type": "ministral"}
+HYBRID = {"layer_types": ["full_attention", "sliding_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "windows"),
+    [
+        ({**JSON, "sliding_window": 100}, (None, None)),  # Llama knows no window: not its field
+        (MISTRAL, (100, 100)),
+        ({**MISTRAL, "sliding_window": None}, (None, None)),
+        ({**MISTRAL, "sliding_window": 511}, (511, 511)),
+        ({**MISTRAL, "sliding_window": 512}, (None, None)),  # as long as the longest sequence
+        (MINISTRAL, (100, 100)),
+        ({**MINISTRAL, "sliding_window": None}, (None, None)),
+        ({**MINISTRAL, **HYBRID}, (None, 100)),
+        ({**MINISTRAL, "layer_types": ["full_attention"] * 2}, (None, None)),
+    ],
+)
+def test_windows_of_the_layers(path, values, windows):
+    assert config_from_json(path, values).layer_windows == windows
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({**MISTRAL, "sliding_window": 0}, "sliding_window is 0"),
+        ({**MISTRAL, "sliding_window": "100"}, "sliding_window is '100'"),
+        ({**MISTRAL, "num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({**MISTRAL, **HYBRID}, "layer_types are supported for 'ministral' only"),
+        ({**MINISTRAL, "layer_types": ["full_attention"]}, "not a list of 2 names"),
+        ({**MINISTRAL, "layer_types": "full_attention"}, "not a list of 2 names"),
+        ({**MINISTRAL, "layer_types": ["full_attention", "linear"]}, "'linear' is not supported"),
+        ({**MINISTRAL, "layer_types": ["full_attention", ["x"]]}, "is not supported"),
+        ({**MINISTRAL, **HYBRID, "sliding_window": None}, "'sliding_attention'"),
+    ],
+)
+def test_windows_we_cannot_compute_are_refused(path, values, reason):
+    with pytest.raises(ModelFileError, match=reason):
+        config_from_json(path, values)
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "num_key_value_heads"])
+@pytest.mark.parametrize("values", [MISTRAL, MINISTRAL])
+def test_what_has_another_default_in_a_windowed_model_must_be_stated(path, values, name):
+    missing = {key: value for key, value in values.items() if key != name}
+    with pytest.raises(ModelFileError, match=f"{name} is not stated"):
+        config_from_json(path, missing)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])

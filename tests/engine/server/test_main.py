@@ -10,7 +10,11 @@ from engine.settings import EngineSettings
 
 def sizes(settings, context_length=2048, num_blocks=100):
     return core_config(
-        settings, context_length=context_length, num_blocks=num_blocks, model_digest=b"m"
+        settings,
+        context_length=context_length,
+        num_blocks=num_blocks,
+        model_digest=b"m",
+        windows=(None, 64),
     )
 
 
@@ -28,6 +32,7 @@ def test_settings_reach_the_core():
     )
     assert (config.block_size, config.max_num_seqs, config.max_num_batched_tokens) == (8, 3, 32)
     assert (config.reserve_blocks, config.prefix_cache) == (10, False)
+    assert config.windows == (None, 64)
     assert (config.long_prefill_token_threshold, config.max_waiting_requests) == (16, 7)
 
 
