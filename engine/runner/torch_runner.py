@@ -5,11 +5,11 @@ Not thread-safe: one thread makes every call (the engine loop's).
 
 import torch
 
-from engine.core.batch import RunnerOutput, SampledToken, ScheduledBatch, ScheduledRow
+from engine.core.batch import RunnerOutput, ScheduledBatch, ScheduledRow
 from engine.core.request import SamplingParams
 from engine.model.llama import LlamaModel
 from engine.runner.inputs import BatchInputs, build_inputs
-from engine.runner.sampler import sample
+from engine.runner.outputs import read_outputs
 from kernels.api import KvPages
 
 
@@ -63,19 +63,18 @@ class TorchRunner:
         """The window of every page group, None where attention is full: `CoreConfig.windows`."""
         return self._model.page_groups.windows
 
+    @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> RunnerOutput:
         """See `ModelRunner.execute`; raises ValueError for a batch beyond the declared sizes."""
         inputs = self._prepare(batch)
-        logits = self._logits(inputs).numpy()
-        sampled: dict[str, SampledToken] = {}
-        for row, values in zip(inputs.sampled, logits, strict=True):
-            token_id = sample(values, row.params, len(row.output_token_ids))
-            sampled[row.request_id] = SampledToken(token_id)
-        return RunnerOutput(sampled)
+        hidden = self._hidden(inputs)
+        return read_outputs(batch.rows, inputs, hidden, self._model.logits)
 
+    @torch.inference_mode()
     def execute_logits(self, batch: ScheduledBatch) -> torch.Tensor:
         """Compute the batch but return logits [rows that sample, vocabulary] instead of tokens."""
-        return self._logits(self._prepare(batch))
+        inputs = self._prepare(batch)
+        return self._model.logits(self._hidden(inputs)[inputs.last])
 
     def _prepare(self, batch: ScheduledBatch) -> BatchInputs:
         """Make the batch's copies and lay out its tensors."""
@@ -89,14 +88,11 @@ class TorchRunner:
             self._pages.copy(sources, [copy.target for copy in batch.copies])
         return build_inputs(batch, self._block_size, len(self.windows))
 
-    @torch.inference_mode()
-    def _logits(self, inputs: BatchInputs) -> torch.Tensor:
+    def _hidden(self, inputs: BatchInputs) -> torch.Tensor:
+        """Hidden states [N, hidden] of every token; the keys and values are in the pages then."""
         if not len(inputs.token_ids):
-            return torch.empty(0, self._model.config.vocab_size)
-        hidden = self._model.forward(inputs.token_ids, inputs.layout, self._pages)
-        if not inputs.sampled:
-            return torch.empty(0, self._model.config.vocab_size)
-        return self._model.logits(hidden[inputs.last])
+            return torch.empty(0, self._model.config.hidden_size)
+        return self._model.forward(inputs.token_ids, inputs.layout, self._pages)
 
     def _warm_up(self) -> None:
         greedy = SamplingParams(max_tokens=1, temperature=0.0)
