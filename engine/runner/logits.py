@@ -92,8 +92,9 @@ def _forbid_early_stop(logits: Logits, params: SamplingParams, num_outputs: int)
 
 
 def _add_bias(logits: Logits, params: SamplingParams) -> None:
-    for token, bias in params.logit_bias:
-        logits[token] += np.float32(bias)
+    if params.logit_bias:
+        token_ids, biases = zip(*params.logit_bias, strict=True)
+        logits[np.array(token_ids, np.int64)] += np.array(biases, np.float32)
 
 
 def _penalize_repetition(

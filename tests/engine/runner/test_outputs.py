@@ -1,0 +1,133 @@
+"""What a batch's rows yield from its hidden states: bounded memory, and failures kept apart."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine.core.batch import ScheduledRow
+from engine.core.request import SamplingParams
+from engine.runner.outputs import read_outputs
+
+VOCABULARY = 50
+WEIGHT = torch.randn(VOCABULARY, 6, generator=torch.Generator().manual_seed(0))
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
+SCORED = SamplingParams(max_tokens=4, temperature=0.0, prompt_logprobs=2)
+
+
+def row(name, start, count, params=GREEDY, *, samples=True, scored=range(0)):
+    prompt = [(7 * p + len(name)) % VOCABULARY for p in range(start + count)]
+    return ScheduledRow(
+        name,
+        prompt[start:],
+        start,
+        ([],),
+        params,
+        samples,
+        prompt,
+        output_token_ids=[],
+        scored=scored,
+    )
+
+
+class Head:
+    """A linear head that remembers how many rows it was given at once."""
+
+    def __init__(self):
+        self.sizes = []
+
+    def __call__(self, hidden):
+        self.sizes.append(len(hidden))
+        return hidden @ WEIGHT.T
+
+
+def run(rows, head=None):
+    """The outputs, and each row's own hidden states."""
+    counts = [len(row.token_ids) for row in rows]
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    hidden = torch.randn(sum(counts), 6, generator=torch.Generator().manual_seed(1))
+    sampled = [index for index, row in enumerate(rows) if row.samples]
+    inputs = SimpleNamespace(
+        layout=SimpleNamespace(row_starts=starts),
+        sampled=tuple(rows[index] for index in sampled),
+        last=torch.tensor([int(starts[index + 1]) - 1 for index in sampled], dtype=torch.int64),
+    )
+    output = read_outputs(rows, inputs, hidden, head or Head())
+    return output, dict(zip((row.request_id for row in rows), hidden.split(counts), strict=True))
+
+
+def test_tokens_come_from_each_rows_last_position():
+    output, hidden = run([row("a", 4, 1), row("bb", 0, 9, samples=False), row("ccc", 2, 5)])
+    assert not output.failed
+    assert not output.scored
+    assert {name: token.token_id for name, token in output.sampled.items()} == {
+        name: int((hidden[name][-1] @ WEIGHT.T).argmax()) for name in ("a", "ccc")
+    }
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "scored"),
+    [
+        (0, 12, range(1, 12)),  # a whole prompt
+        (0, 12, range(1, 13)),  # a chunk; the next position is predicted here too
+        (20, 12, range(21, 33)),  # a later chunk
+        (20, 12, range(25, 32)),  # a chunk computed again in part after a preemption
+        (0, 300, range(1, 300)),  # more than a slice
+        (5, 1, range(6, 7)),
+    ],
+)
+def test_a_position_is_scored_by_the_hidden_state_before_it(start, count, scored):
+    target = row("scored", start, count, SCORED, samples=False, scored=scored)
+    longer = [*target.prompt_token_ids, 3]  # the prompt goes on after the chunk
+    target = replace(target, prompt_token_ids=longer)
+    output, hidden = run([row("before", 3, 7), target, row("after", 0, 2)])
+    scores = output.scored["scored"]
+    assert len(scores) == len(scored)
+    for position, got in zip(scored, scores, strict=True):
+        expected = (hidden["scored"][position - 1 - start] @ WEIGHT.T).log_softmax(-1)
+        assert got.token_id == longer[position]
+        assert got.logprob == pytest.approx(float(expected[got.token_id]), abs=1e-5)
+        assert got.rank == int((expected >= expected[got.token_id]).sum())
+        top = expected.topk(2)
+        assert [token for token, _ in got.top] == top.indices.tolist()
+        assert [logprob for _, logprob in got.top] == pytest.approx(top.values.tolist(), abs=1e-5)
+
+
+def test_a_long_prompt_never_needs_all_its_logits_at_once():
+    head = Head()
+    run([row("a", 0, 2048, SCORED, scored=range(1, 2048))], head)
+    assert head.sizes == [1, *[64] * 31, 63]
+
+
+OUTSIDE = SamplingParams(max_tokens=1, temperature=0.0, logit_bias=((VOCABULARY, 1.0),))
+
+
+def test_a_row_that_cannot_be_sampled_fails_alone():
+    rows = [row("a", 0, 3), row("bad", 0, 3, OUTSIDE), row("c", 5, 1)]
+    output, hidden = run(rows)
+    assert set(output.failed) == {"bad"}
+    assert isinstance(output.failed["bad"], IndexError)
+    assert {name: token.token_id for name, token in output.sampled.items()} == {
+        name: int((hidden[name][-1] @ WEIGHT.T).argmax()) for name in ("a", "c")
+    }
+
+
+def test_a_row_that_cannot_be_scored_fails_alone_and_yields_nothing():
+    rows = [
+        row("a", 0, 3, SCORED, scored=range(1, 3)),
+        row("unasked", 0, 3, scored=range(1, 3)),
+        row("unsampled", 0, 3, replace(SCORED, logit_bias=OUTSIDE.logit_bias), scored=range(1, 3)),
+    ]
+    output, _ = run(rows)
+    assert set(output.sampled) == set(output.scored) == {"a"}
+    assert set(output.failed) == {"unasked", "unsampled"}
+    assert isinstance(output.failed["unasked"], ValueError)
+
+
+def test_an_error_of_the_head_is_everyones():
+    def broken(hidden):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run([row("a", 0, 3)], broken)
