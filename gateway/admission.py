@@ -182,7 +182,7 @@ def admit(
     *,
     context_length: int,
     prompt_param: str,
-    fits: Callable[[int], bool],
+    fits: Callable[[int, int], bool],
 ) -> Admitted:
     """Check the prompt and the output against model, pool and tenant. Raises InvalidRequest."""
     num_prompt = len(prepared.prompt)
@@ -199,14 +199,36 @@ def admit(
             f" {limits.max_prompt.value} tokens set by the {limits.max_prompt.level}.",
             prompt_param,
         )
-    if not fits(num_prompt + 1):
+    if not fits(num_prompt + 1, 1):
         raise _too_long(
             f"The prompt has {num_prompt} tokens, more than this model's servers can hold.",
             prompt_param,
         )
+    _require_room(prepared, context.limits.concurrency, fits)
     return Admitted(
         prepared, _max_tokens(prepared, limits.max_output, context_length), terms_of(context)
     )
+
+
+def _require_room(
+    prepared: Prepared, limit: EffectiveLimit, fits: Callable[[int, int], bool]
+) -> None:
+    """All choices of a request run at once, so together they must fit what one may hold."""
+    n = prepared.sampling.n
+    if n > limit.value:
+        raise InvalidRequest(
+            f"n is {n}, over the concurrency limit of {limit.value} sequences set by the"
+            f" {limit.level}.",
+            param="n",
+            code="invalid_value",
+        )
+    if n > 1 and not fits(len(prepared.prompt) + 1, n):
+        raise InvalidRequest(
+            f"n is {n}: so many answers to a prompt of {len(prepared.prompt)} tokens are more than"
+            " this model's servers can hold.",
+            param="n",
+            code="invalid_value",
+        )
 
 
 def _max_tokens(prepared: Prepared, limit: EffectiveLimit, context_length: int) -> int:
@@ -260,7 +282,7 @@ class Quotas:
         num_prompt = len(admitted.prepared.prompt)
         amounts = {
             Dimension.RPM: 1,
-            Dimension.TPM: num_prompt + admitted.max_tokens,
+            Dimension.TPM: num_prompt + admitted.prepared.sampling.n * admitted.max_tokens,
             Dimension.UNCACHED_TPM: num_prompt,
             Dimension.QUEUED: 1,
         }

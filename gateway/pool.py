@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from engine.protocol.text.model import TextModel
 from gateway.engines.monitor import ReplicaMonitor
 from gateway.queue import PoolQueue
+from gateway.spelling import Spelling
 from gateway.streaming import Upstreams
 
 
@@ -14,6 +15,7 @@ class Pool:
 
     model: str
     text: TextModel
+    spelling: Spelling
     queue: PoolQueue
     monitor: ReplicaMonitor
     upstreams: Upstreams

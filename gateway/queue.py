@@ -65,6 +65,7 @@ class Ticket:
     terms: TenantTerms
     prompt_tokens: int
     max_output_tokens: int
+    sequences: int
     affinity: int
     prompt_param: str
     enqueued_at: float
@@ -75,6 +76,11 @@ class Ticket:
     output_tokens: int = 0
     sent: bool = False
     granted_at: float | None = None
+
+    @property
+    def output_limit(self) -> int:
+        """The most output tokens that all its sequences together may come to."""
+        return self.sequences * self.max_output_tokens
 
 
 class PoolQueue:
@@ -120,6 +126,7 @@ class PoolQueue:
                 terms=ticket.terms,
                 prompt_tokens=ticket.prompt_tokens,
                 max_output_tokens=ticket.max_output_tokens,
+                sequences=ticket.sequences,
                 affinity=ticket.affinity,
             )
         )
@@ -132,16 +139,18 @@ class PoolQueue:
         *,
         prompt_tokens: int,
         max_output_tokens: int,
+        sequences: int,
         affinity: int,
         prompt_param: str,
     ) -> Ticket:
-        """A ticket for `enqueue`, stamped with the queue's clock."""
+        """A ticket for `enqueue`, stamped with the queue's clock; the output is per sequence."""
         return Ticket(
             request_id=request_id,
             tenant_id=tenant_id,
             terms=terms,
             prompt_tokens=prompt_tokens,
             max_output_tokens=max_output_tokens,
+            sequences=sequences,
             affinity=affinity,
             prompt_param=prompt_param,
             enqueued_at=self._clock(),
@@ -262,11 +271,17 @@ class PoolQueue:
         """Tenants with a request in the pool."""
         return {ticket.tenant_id for ticket in self._tickets.values()}
 
-    def fits_some_replica(self, tokens: int) -> bool:
-        """Whether an empty replica could hold a sequence of `tokens`; True while none is known."""
+    def fits_some_replica(self, tokens: int, sequences: int) -> bool:
+        """Whether an empty replica could hold so many sequences of `tokens` each.
+
+        True while no replica is known. Each sequence counts in full, as it does for credit.
+        """
         if not self._replicas:
             return True
-        return any(_blocks(tokens, c) <= c.kv_tokens for c in self._replicas.values())
+        return any(
+            sequences <= c.slots and sequences * _blocks(tokens, c) <= c.kv_tokens
+            for c in self._replicas.values()
+        )
 
     # --- inside ------------------------------------------------------------------------------
 
@@ -350,9 +365,15 @@ def _never_fits(ticket: Ticket, reason: RefusalReason) -> GatewayError | Invalid
     match reason:
         case RefusalReason.NO_REPLICA_FITS:
             return _no_upstream()  # it fitted when it was admitted: the replica may be back
+        case RefusalReason.CONCURRENCY:
+            return InvalidRequest(
+                f"n is {ticket.sequences}, over the concurrency limit in force now.",
+                param="n",
+                code="invalid_value",
+            )
         case RefusalReason.PROMPT_LIMIT:
             words = "more than the limit in force now"
-        case RefusalReason.OUTPUT_LIMIT | RefusalReason.CONCURRENCY:
+        case RefusalReason.OUTPUT_LIMIT:
             words = "and a limit in force now refuses the request"
     return InvalidRequest(
         f"The prompt has {ticket.prompt_tokens} tokens, {words}.",

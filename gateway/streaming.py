@@ -70,7 +70,12 @@ class Relay:
         self._client: EngineClient | None = None
         self._stream: EngineStream | None = None
         self._engine_id = exchange.request_id
-        self.finish_reason: str | None = None
+        self.finish_reasons: dict[int, str] = {}
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has its finish reason."""
+        return len(self.finish_reasons) == self._exchange.ticket.sequences
 
     async def first(self) -> list[EngineEvent]:
         """Wait for the grant and the engine's first events.
@@ -152,7 +157,9 @@ class Relay:
             async with Interrupt() as attempt:
                 ticket.lost = lambda: attempt.fire(ReplicaGone())
                 ticket.sent = True
-                self._stream = await self._client.start(self._body(), self._headers())
+                self._stream = await self._client.start(
+                    self._body(), self._headers(), ticket.sequences
+                )
                 events = await self._stream.next()
                 if not events:
                     raise EngineBroken("the stream ended before it began")
@@ -199,11 +206,11 @@ class Relay:
     def _count(self, events: list[EngineEvent]) -> None:
         exchange = self._exchange
         for event in events:
-            if event.finish_reason is not None:
-                self.finish_reason = event.finish_reason
+            if event.index is not None and event.finish_reason is not None:
+                self.finish_reasons[event.index] = event.finish_reason
             if event.output_tokens is not None:
                 # Nobody is billed for more than was asked for, whatever an engine says.
-                counted = min(event.output_tokens, exchange.ticket.max_output_tokens)
+                counted = min(event.output_tokens, exchange.ticket.output_limit)
                 exchange.output_tokens = max(exchange.output_tokens, counted)
         self._queue.emitted(exchange.ticket, exchange.output_tokens)
 

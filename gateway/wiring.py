@@ -38,6 +38,7 @@ from gateway.routes.inference import ActiveRequests, Service
 from gateway.routes.operations import Operations, operations_app, socket_app
 from gateway.routes.public import public_app
 from gateway.settings import FairnessSettings, Settings
+from gateway.spelling import Spelling
 from gateway.state.directory import Directory
 from gateway.streaming import Upstreams
 from gateway.telemetry import GatewayMetrics
@@ -305,7 +306,8 @@ def _pool(
         on_up=queue.replica_up,
         on_lost=queue.replica_lost,
     )
-    return Pool(name, text, queue, monitor, Upstreams(engines, monitor.suspect))
+    upstreams = Upstreams(engines, monitor.suspect)
+    return Pool(name, text, Spelling(text.tokenizer), queue, monitor, upstreams)
 
 
 def _pool_config(fairness: FairnessSettings) -> PoolConfig:

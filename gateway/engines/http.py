@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import orjson
 
-from engine.protocol import sse
 from fairness.types import ReplicaCapacity
+from gateway.engines.events import EventReader
 from gateway.engines.port import (
     EngineBroken,
     EngineCapacity,
@@ -71,7 +71,7 @@ class HttpEngine:
         """The address itself."""
         return self._name
 
-    async def start(self, body: bytes, headers: Mapping[str, str]) -> EngineStream:
+    async def start(self, body: bytes, headers: Mapping[str, str], choices: int) -> EngineStream:
         """POST the request and wait for the response's headers. Raises EngineError."""
         response = await _guarded(
             self._session.post(
@@ -83,7 +83,7 @@ class HttpEngine:
         )
         if response.status != 200:
             raise await _refusal(response)
-        return HttpStream(response)
+        return HttpStream(response, choices)
 
     async def abort(self, request_id: str) -> None:
         """POST /abort/{id}; a 404 means it is over already. The caller bounds the wait."""
@@ -143,21 +143,20 @@ class HttpEngine:
 class HttpStream:
     """Events of one response; totals may only grow, so a late or repeated event does no harm."""
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, choices: int) -> None:
         self._response = response
-        self._parser = sse.Parser()
-        self._done = False
-        self._failure: EngineBroken | None = None
+        self._reader = EventReader(choices)
 
     async def next(self) -> list[EngineEvent]:
         """Wait for at least one event; an empty list after `[DONE]`."""
-        while not self._done:
-            if self._failure is not None:
-                raise self._failure
+        reader = self._reader
+        while not reader.done:
+            if reader.failure is not None:
+                raise reader.failure
             chunk = await _guarded(self._response.content.readany())
             if not chunk:
                 raise EngineBroken("the stream ended without [DONE]")
-            events = self._parse(chunk)
+            events = reader.feed(chunk)
             if events:
                 return events
         return []
@@ -177,49 +176,6 @@ class HttpStream:
     def kill(self) -> None:
         """Close the connection under any reader."""
         self._response.close()
-
-    def _parse(self, chunk: bytes) -> list[EngineEvent]:
-        """What `chunk` completes; a failure waits until the events before it are delivered."""
-        events: list[EngineEvent] = []
-        try:
-            for payload in self._parser.feed(chunk):
-                if payload == sse.DONE_PAYLOAD:
-                    self._done = True
-                    break
-                data = orjson.loads(payload)
-                if "error" in data:
-                    self._failure = EngineBroken("the engine reported an error")
-                    break
-                events.append(_event(data))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._failure = EngineBroken("the stream cannot be read")
-            self._failure.__cause__ = error
-        return events
-
-
-def _event(data: dict[str, Any]) -> EngineEvent:
-    usage = data.get("usage")
-    counts: dict[str, Any] = {}
-    if usage:
-        details = usage.get("prompt_tokens_details") or {}
-        cached = details.get("cached_tokens")
-        counts = {
-            "prompt_tokens": _count(usage["prompt_tokens"]),
-            "output_tokens": _count(usage["completion_tokens"]),
-            "cached_tokens": None if cached is None else _count(cached),
-        }
-    choices = data["choices"]
-    if not choices:
-        return EngineEvent(**counts)
-    choice = choices[0]
-    return EngineEvent(text=choice["text"], finish_reason=choice["finish_reason"], **counts)
-
-
-def _count(value: object) -> int:
-    """A number of tokens; bills and budgets are made of it. Raises ValueError."""
-    if type(value) is not int or value < 0:
-        raise ValueError("not a count")
-    return value
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> EngineRefused:

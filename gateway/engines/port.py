@@ -23,11 +23,28 @@ class EngineCapacity:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineEvent:
-    """One event of a completion stream; the counts are totals so far, None where unsaid."""
+class ScoredToken:
+    """One token as the engine scored it: its log-probability and the likeliest ones in its place.
 
+    `logprob` is None for the first token of an echoed prompt, which nothing comes before.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    """One choice's part of a completion stream, or no choice's (`index` None): counts alone.
+
+    The counts are totals so far of the whole request, over all its choices; None where unsaid.
+    """
+
+    index: int | None = 0
     text: str = ""
     finish_reason: str | None = None
+    logprobs: tuple[ScoredToken, ...] = ()
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None
@@ -79,8 +96,8 @@ class EngineClient(Protocol):
     def name(self) -> str:
         """The replica's id in metrics and in the dispatcher."""
 
-    async def start(self, body: bytes, headers: Mapping[str, str]) -> EngineStream:
-        """Send one completion request. Raises EngineError."""
+    async def start(self, body: bytes, headers: Mapping[str, str], choices: int) -> EngineStream:
+        """Send one completion request for so many choices. Raises EngineError."""
 
     async def abort(self, request_id: str) -> None:
         """Ask the engine to end a request now; idempotent. Raises EngineError."""

@@ -44,10 +44,32 @@ def completion_body(
         "cache_weight": cache.weight_milli,
         "request_id": request_id,
     }
-    if sampling.seed is not None:
-        body["seed"] = sampling.seed
-    if sampling.stop:
-        body["stop"] = sampling.stop
     if not cache.enabled:
         body["cache"] = "off"
-    return orjson.dumps(body)
+    return orjson.dumps(body | _wanted(sampling))
+
+
+def _wanted(sampling: Sampling) -> dict[str, Any]:
+    """What the client asked for beyond the defaults, field by field.
+
+    Tokens come back as ids: what they are called is said with our own tokenizer.
+    """
+    wanted: dict[str, Any] = {}
+    if sampling.n != 1:
+        wanted["n"] = sampling.n
+    if sampling.seed is not None:
+        wanted["seed"] = sampling.seed
+    if sampling.stop:
+        wanted["stop"] = sampling.stop
+    if sampling.presence_penalty:
+        wanted["presence_penalty"] = sampling.presence_penalty
+    if sampling.frequency_penalty:
+        wanted["frequency_penalty"] = sampling.frequency_penalty
+    if sampling.logit_bias:
+        wanted["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias}
+    if sampling.logprobs is not None:
+        wanted["logprobs"] = sampling.logprobs
+        wanted["return_tokens_as_token_ids"] = True
+    if sampling.echo:
+        wanted["echo"] = True
+    return wanted

@@ -22,6 +22,7 @@ class Dialect(Protocol):
         index: int,
         text: str,
         finish_reason: str | None,
+        *,
         logprobs: JsonObject | None,
         usage: UsageMember,
     ) -> list[JsonObject]:
@@ -62,6 +63,7 @@ class ChatDialect:
         index: int,
         text: str,
         finish_reason: str | None,
+        *,
         logprobs: JsonObject | None,
         usage: UsageMember,
     ) -> list[JsonObject]:
@@ -113,6 +115,7 @@ class CompletionDialect:
         index: int,
         text: str,
         finish_reason: str | None,
+        *,
         logprobs: JsonObject | None,
         usage: UsageMember,
     ) -> list[JsonObject]:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-import orjson
-
 from engine.protocol import shapes, sse
 from engine.protocol.errors import InvalidRequest
 from gateway.admission import Admitted, Quotas, Route, Tokenizers, admit
@@ -47,6 +45,7 @@ from gateway.interrupt import ClientWatch
 from gateway.metering import Exchange, Meter, Outcome
 from gateway.pool import Pool
 from gateway.routes.dialects import Dialect
+from gateway.routes.reply import Reply
 from gateway.streaming import Relay
 from gateway.telemetry import GatewayMetrics
 from gateway.tracing import RequestTrace
@@ -184,6 +183,7 @@ class Inference:
             admitted.terms,
             prompt_tokens=len(prompt),
             max_output_tokens=admitted.max_tokens,
+            sequences=admitted.prepared.sampling.n,
             affinity=_affinity(self._service.router_key, context, prompt),
             prompt_param=self._route.prompt_param,
         )
@@ -213,19 +213,20 @@ class _Handler:
         record: RequestRecord,
     ) -> None:
         self._service = service
-        self._dialect = dialect
         self._exchange = exchange
         self._pool = pool
         self._trace = trace
         self._record = record
-        self._last_token_at: float | None = None
+        self._last_token_at: dict[int, float] = {}
+        self._noted_tokens = 0
         prepared = exchange.admitted.prepared
         self._delivery = prepared.delivery
-        self._head = shapes.Head(
+        head = shapes.Head(
             dialect.id_prefix + exchange.request_id.removeprefix("req_"),
             int(time.time()),
             prepared.model,
         )
+        self._reply = Reply(dialect, head, prepared.sampling, pool.spelling)
         self._relay = Relay(
             exchange,
             pool.upstreams,
@@ -271,31 +272,23 @@ class _Handler:
     # --- answers -----------------------------------------------------------------------------
 
     async def _whole(self, send: Send, events: list[EngineEvent]) -> None:
-        texts: list[str] = []
         while events:
-            texts += [event.text for event in events if event.text]
+            for event in events:
+                self._reply.take(event)
             events = await self._next()
-        reason = self._end()
-        usage = self._usage()
-        payload = self._dialect.whole(self._head, "".join(texts), reason, usage)
-        body = orjson.dumps(payload)
+        self._end()
+        body = self._reply.whole(self._usage())
         await respond(send, Answer(200, body, JSON + self._limit_headers()))
 
     async def _stream(self, send: Send, events: list[EngineEvent]) -> None:
         pending = None if self._delivery.include_usage else shapes.OMIT
         headers = SSE_HEADERS + self._limit_headers()
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        opening = self._dialect.opening(self._head, pending)
-        parts = [sse.encode(orjson.dumps(opening))] if opening is not None else []
+        parts = self._reply.opening(pending)
         while events:
             for event in events:
-                parts += [
-                    sse.encode(orjson.dumps(chunk))
-                    for chunk in self._dialect.deltas(
-                        self._head, event.text, event.finish_reason, pending
-                    )
-                ]
-            if parts and self._relay.finish_reason is None:
+                parts += self._reply.deltas(event, pending)
+            if parts and not self._relay.ended:
                 await send(
                     {"type": "http.response.body", "body": b"".join(parts), "more_body": True}
                 )
@@ -303,7 +296,7 @@ class _Handler:
             events = await self._next()
         self._end()
         if self._delivery.include_usage:
-            parts.append(sse.encode(orjson.dumps(self._dialect.closing(self._head, self._usage()))))
+            parts.append(self._reply.closing(self._usage()))
         parts.append(sse.DONE)
         await send({"type": "http.response.body", "body": b"".join(parts), "more_body": False})
 
@@ -325,25 +318,34 @@ class _Handler:
         return events
 
     def _note(self, events: list[EngineEvent]) -> None:
-        """Times of the first and of further tokens."""
-        exchange = self._exchange
-        if not any(event.output_tokens for event in events):
+        """Times of the first token, and between the tokens of each choice."""
+        exchange, metrics, model = self._exchange, self._service.metrics, self._record.model
+        grown = self._grown(events)
+        if not grown:
             return
         now = time.perf_counter()
         if exchange.first_token_at is None:
             exchange.first_token_at = now
-            self._service.metrics.first_token(
-                self._record.tenant, self._head.model, exchange.operation, now - exchange.started
-            )
-        elif self._last_token_at is not None:
-            self._service.metrics.between_tokens(self._head.model, now - self._last_token_at)
-        self._last_token_at = now
+            waited_s = now - exchange.started
+            metrics.first_token(self._record.tenant, model, exchange.operation, waited_s)
+        for index in grown:
+            if (last := self._last_token_at.get(index)) is not None:
+                metrics.between_tokens(model, now - last)
+            self._last_token_at[index] = now
 
-    def _end(self) -> str:
+    def _grown(self, events: list[EngineEvent]) -> set[int]:
+        """The choices that have more tokens than before."""
+        grown = set()
+        for event in events:
+            if event.index is not None and (event.output_tokens or 0) > self._noted_tokens:
+                self._noted_tokens = event.output_tokens or 0
+                grown.add(event.index)
+        return grown
+
+    def _end(self) -> None:
         """The engine is done: settle before the client can see the end."""
-        reason = self._relay.finish_reason or "stop"
-        self._settle(Outcome.LENGTH if reason == "length" else Outcome.STOP)
-        return reason
+        cut = "length" in self._relay.finish_reasons.values()
+        self._settle(Outcome.LENGTH if cut else Outcome.STOP)
 
     def _settle(self, outcome: Outcome) -> None:
         settlement = self._service.meter.settle(self._exchange, outcome)
@@ -360,7 +362,7 @@ class _Handler:
         return self._service.quotas.headers(self._exchange.context)
 
     def _granted(self) -> None:
-        self._trace.leave_queue(self._head.model, self._exchange.operation)
+        self._trace.leave_queue(self._record.model, self._exchange.operation)
 
     def _upstream_headers(self) -> dict[str, str]:
         return {"X-Request-Id": self._exchange.request_id, **self._trace.headers()}

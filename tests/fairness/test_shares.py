@@ -56,6 +56,23 @@ def test_a_tenfold_load_stays_within_the_bound_and_fcfs_exceeds_twice_it() -> No
     assert fair.engine.most_running == control.engine.most_running == 4
 
 
+def test_requests_of_many_sequences_stay_within_the_bound_and_gain_nothing() -> None:
+    """One tenant asks for three choices at a time, the other for one: output is what counts."""
+    terms = TenantTerms(1000, **LIMITS)
+    loads = [
+        Load("one", terms, 0.05, PROMPTS, OUTPUTS),
+        Load("three", terms, 0.05, PROMPTS, OUTPUTS, sequences=(3, 2)),
+    ]
+    run = Run(VtcPolicy(), loads, seconds=60.0)
+    assert run.moments > 1000
+    assert run.apart == 0
+    assert run.largest > 0
+    assert run.service["three"] / run.service["one"] == pytest.approx(1, rel=0.05)
+    control = Run(FcfsPolicy(), loads, seconds=60.0)
+    assert control.largest > 2 * control.bound
+    assert control.service["three"] > 1.5 * control.service["one"]
+
+
 def test_weights_one_to_three_give_service_one_to_three() -> None:
     loads = [
         Load(name, TenantTerms(weight, **LIMITS), 0.1, PROMPTS, OUTPUTS)

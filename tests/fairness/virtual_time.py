@@ -62,6 +62,7 @@ class EngineReplica:
     steps: int = 0
     most_running: int = 0
     lens: dict[str, int] = field(default_factory=dict)
+    _open: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # The reserve comes on top, so that `kv_tokens` is the window that may be granted.
@@ -85,13 +86,22 @@ class EngineReplica:
     def capacity(self) -> ReplicaCapacity:
         return ReplicaCapacity(self.slots, self.kv_tokens, self.block_size)
 
-    def submit(self, request: str, tenant: str, prompt: int, output: int) -> None:
-        seed = sum(map(ord, request)) * 31
-        tokens = tuple((seed + 7 * i) % 997 for i in range(prompt))
-        self.core.add(Request(request, tokens, SamplingParams(output, temperature=0), tenant))
+    def submit(self, spec: events.Enqueued) -> None:
+        """All sequences of one request, over one prompt."""
+        seed = sum(map(ord, spec.request)) * 31
+        tokens = tuple((seed + 7 * i) % 997 for i in range(spec.prompt_tokens))
+        output = SamplingParams(spec.max_output_tokens, temperature=0)
+        names = [f"{spec.request}/{index}" for index in range(spec.sequences)]
+        for name in names:
+            self.core.add(Request(name, tokens, output, spec.tenant))
+        self._open[spec.request] = len(names)
 
     def step(self) -> list[tuple[str, str, int]]:
-        """One step; `(kind, request, amount)` for each admission, token and end, in order."""
+        """One step; `(kind, request, amount)` for each admission, token and end, in order.
+
+        A request is admitted with its first sequence and has ended with its last; amounts of
+        output are totals over its sequences.
+        """
         report = self.core.step()
         self.steps += 1
         scheduled = self._witness.scheduled
@@ -101,23 +111,30 @@ class EngineReplica:
         if report.admitted and scheduled.running > 1:
             idle = scheduled.free_blocks + scheduled.cached_blocks
             assert idle >= scheduled.reserve_blocks
-        told = [("admitted", a.request_id, a.num_cached_tokens) for a in report.admitted]
+        told = [
+            ("admitted", a.request_id.removesuffix("/0"), a.num_cached_tokens)
+            for a in report.admitted
+            if a.request_id.endswith("/0")
+        ]
         for token in report.emitted:
-            self.lens[token.request_id] = self.lens.get(token.request_id, 0) + 1
-            kind = "finished" if token.finish_reason else "emitted"
-            told.append((kind, token.request_id, self.lens[token.request_id]))
+            request = token.request_id.partition("/")[0]
+            self.lens[request] = self.lens.get(request, 0) + 1
+            self._open[request] -= token.finish_reason is not None
+            kind = "emitted" if self._open[request] else "finished"
+            told.append((kind, request, self.lens[request]))
         return told
 
 
 @dataclass(frozen=True)
 class Load:
-    """One tenant's offered load: a request every `every_s`, lengths taken in turn."""
+    """One tenant's offered load: a request every `every_s`, lengths and choices taken in turn."""
 
     tenant: str
     terms: TenantTerms
     every_s: float
     prompts: tuple[int, ...]
     outputs: tuple[int, ...]
+    sequences: tuple[int, ...] = (1,)
 
 
 class Pool:
@@ -144,6 +161,7 @@ class Pool:
                 load.terms,
                 load.prompts[number % len(load.prompts)],
                 load.outputs[number % len(load.outputs)],
+                load.sequences[number % len(load.sequences)],
             )
             self.time.at(spec.now, lambda spec=spec: self._arrive(spec))
             number += 1
@@ -152,11 +170,8 @@ class Pool:
         """Apply an event and act on the grants."""
         for effect in self._apply(event):
             if isinstance(effect, events.Granted):
-                spec = self._specs[effect.request]
                 replica = self.replicas[effect.replica]
-                replica.submit(
-                    effect.request, effect.tenant, spec.prompt_tokens, spec.max_output_tokens
-                )
+                replica.submit(self._specs[effect.request])
                 self._wake(replica)
         for observe in self.observers:
             observe()

@@ -49,6 +49,7 @@ def enqueue(queue, name, prompt_tokens=10):
         TERMS,
         prompt_tokens=prompt_tokens,
         max_output_tokens=10,
+        sequences=1,
         affinity=0,
         prompt_param="prompt",
     )

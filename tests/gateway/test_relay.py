@@ -34,7 +34,7 @@ class Engine:
         self.asked = 0
         self._output_tokens = output_tokens
 
-    async def start(self, _body, _headers):
+    async def start(self, _body, _headers, _choices):
         self.asked += 1
         return Stream(self._output_tokens)
 
@@ -48,6 +48,7 @@ def relay_over(engines):
         TenantTerms(1000, 1, 10, 10),
         prompt_tokens=1,
         max_output_tokens=1,
+        sequences=1,
         affinity=0,
         prompt_param="prompt",
     )
