@@ -12,7 +12,8 @@ class CoreConfig:
     `reserve` is the share of blocks an admission must leave idle while anything runs.
     Under preemption thrash that share rises as far as `max_reserve`, which at most `reserve`
     means never.
-    `long_prefill_token_threshold` caps one request's chunk in a step; 0 means the token budget.
+    `long_prefill_token_threshold` caps one request's chunk in a step; 0 means that prefills share
+    the token budget, a quarter each, and the oldest gets what is left.
     `max_passes` is how often later arrivals may pass a waiting request that does not fit yet.
     `windows` has one entry per page group, a group of layers with pages of their own: None for
     full attention, else how many of the latest tokens, itself included, a position attends to.
@@ -43,6 +44,7 @@ class CoreConfig:
             raise ValueError(
                 "max_num_batched_tokens below max_num_seqs would starve a running request"
             )
+        self._check_windows()
         if self.max_waiting_tokens < self.max_sequence_tokens:
             raise ValueError("max_waiting_tokens must hold the longest prompt there can be")
         for name in ("reserve", "max_reserve"):
@@ -51,20 +53,25 @@ class CoreConfig:
         for name in ("max_passes", "long_prefill_token_threshold"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+
+    def _check_windows(self) -> None:
         if not self.windows or any(w is not None and w < 1 for w in self.windows):
             raise ValueError("windows must name at least one page group, and no window below 1")
 
     @property
     def reserve_blocks(self) -> int:
         """The reserve in blocks, rounded up (exactly: 0.07 of 100 blocks is 7)."""
-        return ceil(Fraction(str(self.reserve)) * self.num_blocks)
+        return self._blocks(self.reserve)
+
+    @property
+    def max_reserve_blocks(self) -> int:
+        """The most that preemption thrash can raise the reserve to, in blocks, rounded up."""
+        return self._blocks(self.max_reserve)
 
     @property
     def max_sequence_tokens(self) -> int:
         """The most tokens, prompt and output, one request can have: context or whole pool."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
+        return min(self.max_model_len, self.num_blocks // len(self.windows) * self.block_size)
 
-    @property
-    def max_chunk_tokens(self) -> int:
-        """The most tokens of one request computed in one step."""
-        return self.long_prefill_token_threshold or self.max_num_batched_tokens
+    def _blocks(self, share: Fraction | float) -> int:
+        return ceil(Fraction(str(share)) * self.num_blocks)

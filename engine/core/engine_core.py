@@ -5,12 +5,11 @@ model answers). Every call belongs to the thread that steps it. Between two call
 is whole: free + cached + held blocks = total.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.core.batch import RunnerOutput, SampledToken, ScheduledBatch, StepReport
+from engine.core.batch import StepReport
 from engine.core.config import CoreConfig
-from engine.core.errors import CoreError, StepFailed
+from engine.core.execution import execute
 from engine.core.kv_cache import KVCache
 from engine.core.ports import ModelRunner
 from engine.core.preemption import PreemptionPolicy, PreemptWhenFull
@@ -25,7 +24,9 @@ class CoreStats:
     """The engine's state and totals as plain integers.
 
     free + cached + held blocks = total; `kv_tokens` is what the blocks beyond the reserve hold.
-    Prefix counts include each request once; preempted re-runs appear as `recomputed_tokens`.
+    Prefix counts include each prompt once; preempted re-runs appear as `recomputed_tokens`.
+    `no_progress_steps` computed nothing though there was work, `stalled_steps` of them in a row
+    until now.
     """
 
     running: int
@@ -42,6 +43,7 @@ class CoreStats:
     prefix_query_tokens: int
     prefix_hit_tokens: int
     no_progress_steps: int
+    stalled_steps: int
 
 
 class EngineCore:
@@ -58,13 +60,15 @@ class EngineCore:
         self._kv_cache = KVCache(config)
         self._scheduler = Scheduler(config, self._kv_cache, preemption or PreemptWhenFull())
         self._no_progress_steps = 0
+        self._stalled_steps = 0
 
-    def add(self, request: Request) -> None:
-        """Accept a new request; it waits until a step admits it.
+    def add(self, *requests: Request) -> None:
+        """Accept a new request, or all samples of one prompt; they wait until a step admits them.
 
-        Raises NeverFits, QueueFull or DuplicateRequest, and then keeps nothing.
+        Raises NeverFits, QueueFull or DuplicateRequest (ValueError if the prompts differ), and
+        then keeps none. The scores of a prompt are reported once, for the sample that computed it.
         """
-        self._scheduler.add(request)
+        self._scheduler.add(*requests)
 
     def abort(self, request_id: str) -> bool:
         """End a request in any state, its blocks back at once; False if unknown or ended."""
@@ -81,24 +85,16 @@ class EngineCore:
     def step(self) -> StepReport:
         """Schedule, compute and account for one batch.
 
-        Raises StepFailed, from its cause, when the runner fails: the batch's requests have
-        then ended with `error`, nothing they computed in this step is cached, and the core goes on.
+        A request for which any of it fails has ended with `error` and is in the report's
+        `failed`; nothing it computed in this step is cached. The others do not notice.
         """
         schedule = self._scheduler.schedule()
-        batch = schedule.batch
-        sampled: Mapping[str, SampledToken] = {}
-        if batch.rows:
-            try:
-                sampled = _sampled(batch, self._runner.execute(batch))
-            except Exception as error:
-                ended = self._scheduler.end_all(schedule.requests, FinishReason.ERROR)
-                raise StepFailed(ended) from error
-        elif self.has_work():
-            self._no_progress_steps += 1
-        emitted = self._scheduler.update(schedule, sampled)
-        return StepReport(
-            batch.step, schedule.admitted, emitted, batch.num_tokens, schedule.num_preempted
-        )
+        outcome = execute(self._runner, schedule.batch)
+        report = self._scheduler.update(schedule, outcome)
+        stalled = report.num_batch_tokens == 0 and self.has_work()
+        self._stalled_steps = self._stalled_steps + 1 if stalled else 0
+        self._no_progress_steps += stalled
+        return report
 
     def stats(self) -> CoreStats:
         """State and totals now."""
@@ -119,20 +115,9 @@ class EngineCore:
             prefix_query_tokens=counts.prefix_query_tokens,
             prefix_hit_tokens=counts.prefix_hit_tokens,
             no_progress_steps=self._no_progress_steps,
+            stalled_steps=self._stalled_steps,
         )
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block is accounted for; cheap enough when idle."""
         self._kv_cache.check_integrity(self._scheduler.requests.values())
-
-
-class _RunnerContractError(CoreError):
-    """The runner did not answer for every row that asked for a token."""
-
-
-def _sampled(batch: ScheduledBatch, output: RunnerOutput) -> Mapping[str, SampledToken]:
-    """The runner's tokens, once it is sure that none is missing."""
-    for row in batch.rows:
-        if row.samples and row.request_id not in output.sampled:
-            raise _RunnerContractError(f"no token for request {row.request_id}")
-    return output.sampled

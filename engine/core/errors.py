@@ -1,7 +1,5 @@
 """What the engine core refuses or reports; the server turns each into an answer."""
 
-from collections.abc import Sequence
-
 
 class CoreError(Exception):
     """Base of every error the engine core raises on purpose."""
@@ -36,12 +34,25 @@ class DuplicateRequest(CoreError):  # noqa: N818 - a condition, named as callers
         self.request_id = request_id
 
 
-class StepFailed(CoreError):  # noqa: N818 - a condition, named as callers say it
-    """The runner failed: these requests ended with `error`, every other one is untouched."""
+class RunnerContractError(CoreError):
+    """The runner did not answer for a row that asked for a token or for scores."""
 
-    def __init__(self, request_ids: Sequence[str]) -> None:
-        super().__init__(f"the step failed for {len(request_ids)} requests")
-        self.request_ids = tuple(request_ids)
+
+class NamespaceInUse(CoreError):  # noqa: N818 - a condition, named as callers say it
+    """The namespace cannot be erased: this many requests hold blocks of it."""
+
+    def __init__(self, num_requests: int) -> None:
+        super().__init__(f"{num_requests} running requests use the namespace")
+        self.num_requests = num_requests
+
+
+class PinLimit(CoreError):  # noqa: N818 - a condition, named as callers say it
+    """More blocks would be pinned than may be; nothing was."""
+
+    def __init__(self, num_blocks: int, limit: int) -> None:
+        super().__init__(f"{num_blocks} blocks would be pinned, at most {limit} may be")
+        self.num_blocks = num_blocks
+        self.limit = limit
 
 
 class IntegrityError(CoreError):

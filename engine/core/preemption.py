@@ -1,6 +1,6 @@
-"""Whom to preempt without need: nobody in production, everybody now and then in tests."""
+"""Whom to preempt: for want of a block, the newest; without need, nobody but in tests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.core.request import Request
@@ -41,3 +41,19 @@ class PreemptEvery:
             for request in running
             if len(request.output_token_ids) > request.num_outputs_at_preemption
         ]
+
+
+def victim_for(
+    request: Request, running: Sequence[Request], frees_a_block: Callable[[Request], bool]
+) -> Request | None:
+    """The newest of `running` (oldest first), not older than `request`, that frees a block now.
+
+    None (all their blocks are shared with older requests) makes `request` wait a step. It cannot
+    happen to the oldest: then it alone would hold the whole pool, and have ended.
+    """
+    for candidate in reversed(running):
+        if frees_a_block(candidate):
+            return candidate
+        if candidate is request:
+            return None
+    return None

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Final
 
+from engine.core.samples import Family
+
 NO_BLOCK: Final = -1
 """Stands in a block table where a page group has let go of the page at that position."""
 
@@ -72,7 +74,8 @@ class Request:
     let a page go), `block_keys` (the keys of the leading full blocks; they outlive a preemption)
     and `num_committed_blocks` (leading blocks that are hits or were offered to the prefix cache).
     `num_lost_tokens` is the most that a preemption threw away; `num_scored_tokens` counts the
-    leading prompt positions whose log-probabilities are delivered or can never be.
+    leading prompt positions whose log-probabilities are delivered or can never be. `family`, set
+    by the scheduler when the request is added, are the samples of the same prompt.
     """
 
     request_id: str
@@ -95,6 +98,7 @@ class Request:
     num_lost_tokens: int = 0
     num_scored_tokens: int = 1
     num_outputs_at_preemption: int = 0
+    family: Family = field(init=False, repr=False)
 
     @property
     def num_tokens(self) -> int:

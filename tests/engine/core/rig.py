@@ -1,6 +1,7 @@
 """An engine core under watch: every step is checked against the rules the scheduler promises."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engine.core.batch import RunnerOutput, ScheduledBatch, ScheduledRow, StepReport
 from engine.core.config import CoreConfig
@@ -104,7 +105,10 @@ class Rig:
         self.requests: dict[str, Request] = {}
         self.batches: list[ScheduledBatch] = []
         self.reports: list[StepReport] = []
-        self.fail_next = False
+        self.cut: set[str] = set()  # failed on demand
+        self.broken: set[str] = set()  # requests whose rows the runner cannot compute
+        self.unsampled: set[str] = set()  # requests for which it cannot choose a token
+        self.executions = 0
         self._runner = FakeRunner(
             settings.num_blocks,
             settings.block_size,
@@ -120,26 +124,30 @@ class Rig:
     def known(self, wanted: Request) -> list[int]:
         return [*wanted.prompt_token_ids, *wanted.output_token_ids]
 
-    def add(self, wanted: Request) -> Request:
-        self.core.add(wanted)
-        self.requests[wanted.request_id] = wanted
+    def add(self, wanted: Request, *siblings: Request) -> Request:
+        """Add a request, or all samples of one prompt; the first of them."""
+        self.core.add(wanted, *siblings)
+        self.requests |= {added.request_id: added for added in (wanted, *siblings)}
         return wanted
 
     def execute(self, batch: ScheduledBatch) -> RunnerOutput:
         """The runner's side of the step, with the batch's own rules checked first."""
-        self.batches.append(batch)
+        self.executions += 1
+        if not self.batches or self.batches[-1].step != batch.step:
+            self.batches.append(batch)
         assert batch.num_tokens <= self.config.max_num_batched_tokens
         assert len(self.running) <= self.config.max_num_seqs
         scheduled = [self.requests[row.request_id] for row in batch.rows]
         assert all(wanted.status is RequestStatus.RUNNING for wanted in scheduled)
-        if self.fail_next:
-            self.fail_next = False
+        if self.broken & {row.request_id for row in batch.rows}:
             raise RunnerDownError
         output = self._runner.execute(batch)
+        failed = {name: RunnerDownError() for name in self.unsampled & output.sampled.keys()}
         for wanted, row in zip(scheduled, batch.rows, strict=True):
-            if self.config.prefix_cache and wanted.use_cache:
+            caches = self.config.prefix_cache and wanted.use_cache
+            if caches and wanted.request_id not in failed:
                 self._twin.computed(wanted, row)
-        return output
+        return replace(output, failed=failed)
 
     def step(self) -> StepReport:
         """One step; checks accounting, progress of the oldest and of the engine as a whole."""
@@ -149,7 +157,9 @@ class Rig:
         report = self.core.step()
         self.reports.append(report)
         self.check()
-        scheduled = {row.request_id for row in self.batches[-1].rows} if self.batches else set()
+        self.cut |= {failure.request_id for failure in report.failed}
+        rows = self.batches[-1].rows if report.num_batch_tokens else ()
+        scheduled = {row.request_id for row in rows}
         assert {admission.request_id for admission in report.admitted} <= scheduled
         if report.num_preempted:
             assert not report.admitted
@@ -199,7 +209,7 @@ class Rig:
         def watched_lookup(wanted):
             hits = lookup(wanted)
             allowed = self.config.prefix_cache and wanted.use_cache
-            assert hits == (self._twin.hits(wanted) if allowed else [])
+            assert hits == (self._twin.hits(wanted) if allowed else [],)
             return hits
 
         def watched_admit(wanted, reserve_blocks):
@@ -210,7 +220,7 @@ class Rig:
                 assert (pool.eviction_order(), pool.num_held) == (order, held)
                 assert not wanted.block_tables
             elif runs:
-                assert pool.num_idle >= self.config.reserve_blocks
+                assert pool.num_idle >= self.core._scheduler.reserve_blocks
             return admitted
 
         pool.allocate, cache.lookup, cache.admit = watched_allocate, watched_lookup, watched_admit

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.core.batch import RunnerOutput
-from engine.core.errors import IntegrityError, NeverFits, StepFailed
+from engine.core.errors import IntegrityError, NeverFits, RunnerContractError
 from engine.core.preemption import PreemptEvery
 from engine.core.request import FinishReason, RequestStatus
 from tests.engine.core.rig import Rig, RunnerDownError, config, expected_output, request, tokens
@@ -89,20 +89,23 @@ def test_an_abort_while_the_batch_is_computed_drops_its_output():
     rig.assert_output(rig.requests["stays"])
 
 
-def test_a_failed_step_ends_its_batch_alone_and_publishes_nothing():
+def failures(report):
+    return [(failure.request_id, failure.hook) for failure in report.failed]
+
+
+def test_a_runner_that_fails_for_every_row_ends_its_batch_alone_and_publishes_nothing():
     rig = Rig(config(40, max_num_seqs=2))
     rig.add(request("decoding", tokens(31), max_tokens=9))
     rig.step()
     rig.step()
     rig.add(request("prefilling", tokens(64, seed=1)))
     waiting = rig.add(request("waiting", tokens(64, seed=2)))
-    rig.fail_next = True
-    with pytest.raises(StepFailed) as failure:
-        rig.step()
-    assert failure.value.request_ids == ("decoding", "prefilling")
-    assert isinstance(failure.value.__cause__, RunnerDownError)
+    rig.broken = {"decoding", "prefilling"}
+    report = rig.step()
+    assert failures(report) == [("decoding", "execute"), ("prefilling", "execute")]
+    assert all(isinstance(failure.error, RunnerDownError) for failure in report.failed)
+    assert report.emitted == ()
     assert rig.requests["prefilling"].finish_reason is FinishReason.ERROR
-    rig.check()
     stats = rig.core.stats()
     assert (stats.held_blocks, stats.waiting, stats.cached_blocks) == (0, 1, 2)
     rig.drain()
@@ -110,14 +113,90 @@ def test_a_failed_step_ends_its_batch_alone_and_publishes_nothing():
     assert rig.run(request("again", tokens(64, seed=1))).num_cached_tokens == 0
 
 
-def test_a_runner_that_forgets_a_token_fails_the_step():
+@pytest.mark.parametrize("guilty", [{"r3"}, {"r0", "r7"}, {f"r{index}" for index in range(8)}])
+def test_only_the_rows_that_cannot_be_computed_end_and_the_others_do_not_notice(guilty):
+    rig = Rig(config(100, max_num_seqs=8))
+    for index in range(8):
+        rig.add(request(f"r{index}", tokens(30 + index, seed=index), max_tokens=6))
+    rig.step()
+    rig.step()
+    rig.broken, executions = guilty, rig.executions
+    report = rig.step()
+    assert sorted(failures(report)) == [(name, "execute") for name in sorted(guilty)]
+    assert rig.executions - executions <= 2 * 8 - 1
+    assert len(report.emitted) == 8 - len(guilty)
+    rig.drain()
+    for request_id in set(rig.requests) - guilty:
+        rig.assert_output(rig.requests[request_id])
+
+
+def test_a_row_whose_token_cannot_be_chosen_ends_alone():
+    rig = Rig(config(100))
+    for index in range(3):
+        rig.add(request(f"r{index}", tokens(32, seed=index), max_tokens=6))
+    rig.unsampled = {"r1"}
+    assert failures(rig.step()) == [("r1", "sample")]
+    assert rig.core.stats().cached_blocks == 0  # its two blocks were computed, but in this step
+    rig.drain()
+    rig.assert_output(rig.requests["r0"])
+    rig.assert_output(rig.requests["r2"])
+
+
+def test_a_row_that_the_runner_forgets_ends_alone():
+    rig = Rig(config(100))
+    for index in range(3):
+        rig.add(request(f"r{index}", tokens(20, seed=index), max_tokens=6))
+
+    def execute_and_forget(batch):
+        output = rig.execute(batch)
+        kept = {name: token for name, token in output.sampled.items() if name != "r1"}
+        return RunnerOutput(kept)
+
+    rig.core._runner = SimpleNamespace(execute=execute_and_forget)
+    report = rig.step()
+    assert failures(report) == [("r1", "sample")]
+    assert isinstance(report.failed[0].error, RunnerContractError)
+    rig.drain()
+    rig.assert_output(rig.requests["r0"])
+    rig.assert_output(rig.requests["r2"])
+
+
+@pytest.mark.parametrize("method", ["admit", "extend"])
+def test_a_request_that_cannot_be_scheduled_ends_alone(method, monkeypatch):
+    rig = Rig(config(8, max_num_seqs=3))
+    for index in range(3):
+        rig.add(request(f"r{index}", tokens(30, seed=index), max_tokens=20))
+    cache = rig.core._kv_cache
+    original = getattr(cache, method)
+
+    def fails_for_one(wanted, *rest):
+        if wanted.request_id == "r1":
+            raise RunnerDownError
+        return original(wanted, *rest)
+
+    monkeypatch.setattr(cache, method, fails_for_one)
+    rig.drain()
+    failed = [failure for report in rig.reports for failure in failures(report)]
+    assert [hook for _, hook in failed] == ["schedule"]
+    for name in set(rig.requests) - {failed[0][0]}:
+        rig.assert_output(rig.requests[name])
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_is_no_fault_of_a_request(interruption):
     rig = Rig(config(40))
-    rig.add(request("r", tokens(20)))
-    rig.core._runner = SimpleNamespace(execute=lambda _: RunnerOutput({}))
-    with pytest.raises(StepFailed):
+    wanted = rig.add(request("r", tokens(20)))
+
+    def interrupt(_):
+        raise interruption
+
+    runner, rig.core._runner = rig.core._runner, SimpleNamespace(execute=interrupt)
+    with pytest.raises(interruption):
         rig.core.step()
     rig.check()
-    assert rig.requests["r"].finish_reason is FinishReason.ERROR
+    rig.core._runner = runner
+    rig.drain()
+    rig.assert_output(wanted)
 
 
 def test_integrity_notices_a_leaked_block():
@@ -232,14 +311,14 @@ class Lives(RuleBasedStateMachine):
         self.rig.check()
 
     @precondition(lambda self: self.rig.running)
-    @rule()
-    def fail(self):
-        self.rig.fail_next = True
-        with pytest.raises(StepFailed) as failure:
-            self.rig.core.step()
-        assert isinstance(failure.value.__cause__, RunnerDownError)
-        self.cut.update(failure.value.request_ids)
-        self.rig.check()
+    @rule(data=st.data(), computed=st.booleans())
+    def fail(self, data, computed):
+        running = sorted(wanted.request_id for wanted in self.rig.running)
+        guilty = set(data.draw(st.lists(st.sampled_from(running), min_size=1)))
+        self.rig.broken, self.rig.unsampled = (set(), guilty) if computed else (guilty, set())
+        report = self.rig.step()
+        assert {failure.request_id for failure in report.failed} <= guilty
+        self.rig.broken = self.rig.unsampled = set()
 
     def teardown(self):
         if hasattr(self, "rig"):
@@ -250,7 +329,7 @@ class Lives(RuleBasedStateMachine):
 
     def check_output(self, wanted):
         """What the request produced alone, or its beginning if it was cut short."""
-        if wanted.request_id in self.cut:
+        if wanted.request_id in self.cut | self.rig.cut:
             output, _ = expected_output(wanted, self.rig.config.max_sequence_tokens)
             assert wanted.output_token_ids == output[: len(wanted.output_token_ids)]
         else:

@@ -3,6 +3,7 @@
 import pytest
 
 from engine.core.errors import DuplicateRequest, NeverFits, QueueFull
+from engine.core.preemption import victim_for
 from engine.core.request import FinishReason, RequestStatus
 from tests.engine.core.rig import Rig, config, request, tokens
 
@@ -233,19 +234,13 @@ def test_a_step_that_preempted_admits_nothing():
     assert (report.num_preempted, report.admitted) == (1, ())
 
 
-def test_a_victim_that_frees_nothing_is_passed_over_but_never_for_an_older_one(monkeypatch):
-    rig = Rig(config(20))
-    oldest, middle, newest = (
-        rig.add(request(f"r{index}", tokens(31, seed=index), max_tokens=60)) for index in range(3)
-    )
-    rig.step()
-    cache, victim = rig.core._kv_cache, rig.core._scheduler._victim
-    assert victim(oldest) is newest
-    monkeypatch.setattr(cache, "frees_a_block", lambda wanted: wanted is not newest)
-    assert victim(oldest) is middle
-    assert victim(newest) is None  # it waits a step
-    monkeypatch.setattr(cache, "frees_a_block", lambda wanted: wanted is oldest)
-    assert victim(middle) is None
+def test_a_victim_that_frees_nothing_is_passed_over_but_never_for_an_older_one():
+    oldest, middle, newest = (request(f"r{index}", tokens(31)) for index in range(3))
+    running = [oldest, middle, newest]
+    assert victim_for(oldest, running, lambda _: True) is newest
+    assert victim_for(oldest, running, lambda wanted: wanted is not newest) is middle
+    assert victim_for(newest, running, lambda wanted: wanted is not newest) is None  # it waits
+    assert victim_for(middle, running, lambda wanted: wanted is oldest) is None
 
 
 def test_usage_keeps_the_hits_of_the_first_admission_and_recompute_is_counted_apart():
@@ -284,10 +279,29 @@ def test_work_thrown_away_twice_is_counted_twice():
 
 def test_without_budget_left_nobody_is_admitted():
     rig = Rig(config(100, max_num_batched_tokens=32))
-    rig.add(request("first", tokens(100)))
-    rig.add(request("second", tokens(10, seed=1)))
+    for index in range(5):
+        rig.add(request(f"r{index}", tokens(100, seed=index)))
     rig.step()
-    assert rig.requests["second"].status is RequestStatus.WAITING
+    assert rows(rig) == [(f"r{index}", 0, 8) for index in range(4)]
+    assert rig.requests["r4"].status is RequestStatus.WAITING
+
+
+def test_a_short_prompt_starts_at_once_behind_a_long_one_which_gets_what_is_left():
+    rig = Rig(config(100, max_num_batched_tokens=40))
+    rig.add(request("long", tokens(1000)))
+    rig.step()
+    assert rows(rig) == [("long", 0, 40)]
+    rig.add(request("short", tokens(5, seed=1)))
+    rig.step()
+    assert rows(rig) == [("long", 40, 35), ("short", 0, 5)]
+
+
+def test_what_no_prefill_takes_goes_to_the_oldest_then_to_the_next():
+    rig = Rig(config(100, max_num_batched_tokens=40))
+    for name, length in (("a", 16), ("b", 100), ("c", 3)):
+        rig.add(request(name, tokens(length, seed=length)))
+    rig.step()
+    assert rows(rig) == [("a", 0, 16), ("b", 0, 21), ("c", 0, 3)]
 
 
 def test_random_prompts_with_forced_preemption_have_a_hit_rate_of_zero():
