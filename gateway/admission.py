@@ -125,6 +125,7 @@ class Tokenizers:
                 f"The model `{request.model}` does not exist or you do not have access to it.",
                 param="model",
             )
+        _require_known_biases(text, request.sampling)
         newer = members.get("max_completion_tokens") is not None
         return Prepared(
             model=request.model,
@@ -164,6 +165,16 @@ def _encode(text: TextModel, request: ChatRequest | CompletionRequest) -> tuple[
     if not prompt:
         raise InvalidRequest("The prompt is empty.", param="prompt", code="invalid_value")
     return prompt
+
+
+def _require_known_biases(text: TextModel, sampling: Sampling) -> None:
+    for token_id, _ in sampling.logit_bias:
+        if token_id >= text.vocab_size:
+            raise InvalidRequest(
+                f"Token ids must be below {text.vocab_size}, the size of the model's vocabulary.",
+                param=f"logit_bias.{token_id}",
+                code="invalid_value",
+            )
 
 
 def _require_possible(text: TextModel, num_chars: int, param: str) -> None:

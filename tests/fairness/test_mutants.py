@@ -1,11 +1,12 @@
 """Breaks one rule at a time; the watch must notice, without knowing which rule it was."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from fairness import bound, ledger
-from fairness.counters import Account
+from fairness.counters import Account, Ticket
 from fairness.dispatcher import Dispatcher
 from fairness.ledger import Ledger
 from fairness.policy import FcfsPolicy, VtcPolicy
@@ -100,6 +101,20 @@ def concurrency_not_enforced(patch) -> None:
     patch.setattr(Dispatcher, "apply", without_limits)
 
 
+def output_of_one_sequence_only(patch) -> None:
+    patch.setattr(Ticket, "output_limit", property(lambda ticket: ticket.max_output_tokens))
+
+
+def sequences_counted_as_one(patch) -> None:
+    """A request of many sequences takes one place of its tenant and of its replica."""
+    enqueue = Dispatcher._enqueue
+    patch.setattr(
+        Dispatcher,
+        "_enqueue",
+        lambda dispatcher, event: enqueue(dispatcher, replace(event, sequences=1)),
+    )
+
+
 def misfits_are_passed(patch) -> None:
     """Stopping at a misfit is what keeps Z at 0; a pool that skips it must be seen."""
     stop_at = Dispatcher._stop_at
@@ -131,6 +146,8 @@ MUTANTS = (
     first_come_first_served,
     blocked_is_not_idle,
     concurrency_not_enforced,
+    output_of_one_sequence_only,
+    sequences_counted_as_one,
     misfits_are_passed,
 )
 

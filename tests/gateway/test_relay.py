@@ -4,6 +4,8 @@ import asyncio
 from types import SimpleNamespace
 from uuid import UUID
 
+import pytest
+
 from engine.protocol.requests import Sampling
 from fairness.dispatcher import Dispatcher
 from fairness.policy import VtcPolicy
@@ -39,20 +41,20 @@ class Engine:
         return Stream(self._output_tokens)
 
 
-def relay_over(engines):
-    """A queue, a ticket of one prompt and one output token, and what drives it."""
+def relay_over(engines, sequences=1):
+    """A queue, a ticket of one prompt and one output token each, and what drives it."""
     queue = PoolQueue("pool", Dispatcher(PoolConfig(), VtcPolicy()), flush_interval_s=1)
     ticket = queue.ticket(
         "request",
         UUID(int=1),
-        TenantTerms(1000, 1, 10, 10),
+        TenantTerms(1000, sequences, 10, 10),
         prompt_tokens=1,
         max_output_tokens=1,
-        sequences=1,
+        sequences=sequences,
         affinity=0,
         prompt_param="prompt",
     )
-    prepared = SimpleNamespace(model="m", prompt=(1,), sampling=Sampling())
+    prepared = SimpleNamespace(model="m", prompt=(1,), sampling=Sampling(n=sequences))
     exchange = SimpleNamespace(
         request_id="request",
         queue=queue,
@@ -89,9 +91,11 @@ async def test_a_replica_lost_before_its_grant_was_seen_is_not_asked():
     assert ticket.phase is Phase.BEGUN
 
 
-async def test_an_engine_cannot_bill_more_than_was_asked_for():
-    queue, exchange, relay = relay_over({"odd": Engine(output_tokens=10**30)})
+@pytest.mark.parametrize("sequences", [1, 2])
+async def test_an_engine_cannot_bill_more_than_was_asked_for(sequences):
+    queue, exchange, relay = relay_over({"odd": Engine(output_tokens=10**30)}, sequences)
     queue.replica_up("odd", CAPACITY)
     queue.enqueue(exchange.ticket)
     await relay.first()
-    assert exchange.output_tokens == exchange.ticket.max_output_tokens == 1
+    assert exchange.ticket.max_output_tokens == 1
+    assert exchange.output_tokens == sequences

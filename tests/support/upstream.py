@@ -46,6 +46,8 @@ class Upstream:
     emitted: dict[str, int] = field(default_factory=dict)
     capture: bool = True
     words: str | None = None
+    token: int = 260
+    likelier: tuple[tuple[int, float], ...] = ((2, -0.5), (253, -1.0))
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=8 * 1024 * 1024)
@@ -85,6 +87,20 @@ class Upstream:
         ending.set()
         return web.json_response({"aborted": True})
 
+    def _logprobs(self, asked) -> dict | None:
+        """Of one token with every text: `token`, beside the likelier ones of `likelier`."""
+        num_top = asked.get("logprobs")
+        if num_top is None:
+            return None
+        top = {f"token_id:{token}": logprob for token, logprob in self.likelier[:num_top]}
+        top[f"token_id:{self.token}"] = -1.5
+        return {
+            "tokens": [f"token_id:{self.token}"],
+            "token_logprobs": [-1.5],
+            "top_logprobs": [top],
+            "text_offset": [0],
+        }
+
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         asked = json.loads(await request.read())
         if self.capture:
@@ -111,7 +127,8 @@ class Upstream:
             await response.write(_event({"error": {"message": "aborted"}}))
             return response
         count = min(script.tokens, asked["max_tokens"])
-        parts = [self._chunk(asked, "", None, 0)]
+        choices = range(asked.get("n", 1))
+        parts = [self._chunk(asked, choice, "", None, 0) for choice in choices]
         for index in range(1, count + 1):
             if script.between_s:
                 await response.write(b"".join(parts))
@@ -128,9 +145,13 @@ class Upstream:
                 await response.write(b"".join(parts))
                 return response
             reason = None if index < count else ("length" if count < script.tokens else "stop")
-            parts.append(self._chunk(asked, self.words or WORDS[index % len(WORDS)], reason, index))
-            self.emitted[asked["request_id"]] = index
-        parts += [_event({"choices": [], "usage": self._usage(asked, count)}), b"data: [DONE]\n\n"]
+            for choice in choices:
+                word = self.words or WORDS[(index + choice) % len(WORDS)]
+                total = (index - 1) * len(choices) + choice + 1
+                parts.append(self._chunk(asked, choice, word, reason, total))
+                self.emitted[asked["request_id"]] = total
+        usage = self._usage(asked, count * len(choices))
+        parts += [_event({"choices": [], "usage": usage}), b"data: [DONE]\n\n"]
         await response.write(b"".join(parts))
         await response.write_eof()
         return response
@@ -145,8 +166,13 @@ class Upstream:
             usage["prompt_tokens_details"] = {"cached_tokens": self.script.cached_tokens}
         return usage
 
-    def _chunk(self, asked, text, reason, output) -> bytes:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+    def _chunk(self, asked, index, text, reason, output) -> bytes:
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(asked) if text else None,
+            "finish_reason": reason,
+        }
         return _event(
             {
                 "id": "cmpl-1",
