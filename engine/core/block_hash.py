@@ -9,7 +9,7 @@ encode to the same bytes, and equal keys mean equal models, namespaces and token
 from collections.abc import Sequence
 from enum import IntEnum
 from hashlib import sha256
-from struct import Struct
+from struct import Struct, pack
 
 
 class Tag(IntEnum):
@@ -32,23 +32,48 @@ def frame(tag: Tag, data: bytes) -> bytes:
     return _FRAME.pack(tag, len(data)) + data
 
 
+def group_key(key: bytes, group: int) -> bytes:
+    """The key under which page group `group` has its block; the first group's is the key itself.
+
+    A suffix cannot confuse: keys have one length, so two group keys are equal only if both
+    parts are.
+    """
+    return key if group == 0 else key + group.to_bytes(4, "big")
+
+
 class BlockHasher:
     """Derives block keys for one model and block size; every cache tier uses the same keys."""
 
-    __slots__ = ("_child", "_header", "_pack", "_tokens_frame")
+    __slots__ = ("_block_bytes", "_block_size", "_child", "_root", "_tokens_frame")
 
     def __init__(self, model_digest: bytes, block_size: int) -> None:
-        self._header = frame(Tag.VERSION, _VERSION) + frame(Tag.MODEL, model_digest)
-        self._child = self._header + _FRAME.pack(Tag.PARENT, _KEY_BYTES)
+        header = frame(Tag.VERSION, _VERSION) + frame(Tag.MODEL, model_digest)
+        self._root = sha256(header)
+        self._child = sha256(header + _FRAME.pack(Tag.PARENT, _KEY_BYTES))
+        self._block_size = block_size
+        self._block_bytes = 4 * block_size
         self._tokens_frame = _FRAME.pack(Tag.TOKENS, 4 * block_size)
-        self._pack = Struct(f">{block_size}I").pack
 
-    def first(self, namespace: str, token_ids: Sequence[int]) -> bytes:
-        """The key of a sequence's first block."""
-        root = frame(Tag.NAMESPACE, namespace.encode())
-        tokens = self._pack(*token_ids)
-        return sha256(self._header + root + self._tokens_frame + tokens).digest()
+    def keys(self, namespace: str, parent: bytes | None, token_ids: Sequence[int]) -> list[bytes]:
+        """The keys of the full blocks in `token_ids`; what is left after them is ignored.
 
-    def following(self, parent: bytes, token_ids: Sequence[int]) -> bytes:
-        """The key of the block after the one whose key is `parent`."""
-        return sha256(self._child + parent + self._tokens_frame + self._pack(*token_ids)).digest()
+        `parent` is the key of the block before them, None at the start of a sequence; only there
+        is the namespace hashed, as every later key inherits it. What all messages begin with is
+        hashed once and copied, which saves a third of the hashing.
+        """
+        num_tokens = len(token_ids) // self._block_size * self._block_size
+        packed = pack(f">{num_tokens}I", *token_ids[:num_tokens])
+        blocks = [
+            packed[at : at + self._block_bytes] for at in range(0, len(packed), self._block_bytes)
+        ]
+        keys: list[bytes] = []
+        for block in blocks:
+            if parent is None:
+                message = self._root.copy()
+                parent = frame(Tag.NAMESPACE, namespace.encode())
+            else:
+                message = self._child.copy()
+            message.update(parent + self._tokens_frame + block)
+            parent = message.digest()
+            keys.append(parent)
+        return keys

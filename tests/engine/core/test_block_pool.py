@@ -6,13 +6,29 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.core.block_pool import BlockPool, PoolExhausted
 from engine.core.errors import IntegrityError
 
-KEYS = [bytes([number]) * 32 for number in range(6)]
+KEYS = [bytes([number]) * 32 for number in range(9)]
 
 
-def test_blocks_come_out_in_order_and_anonymous_ones_are_reused_at_once():
+def publish(pool: BlockPool, block: int, key: bytes, owner: str = "", namespace: str = "") -> None:
+    pool.publish(block, key, namespace=namespace, owner=owner, weight=1)
+
+
+def fill(
+    pool: BlockPool, owner: str, count: int, weight: int = 1, namespace: str = ""
+) -> list[int]:
+    """Publish `count` blocks of the owner and let them go, first to last; they are cached then."""
+    blocks = pool.allocate(count)
+    for block in blocks:
+        key = f"{owner}/{namespace}/{block}".encode()
+        pool.publish(block, key, namespace=namespace, owner=owner, weight=weight)
+    pool.release(blocks)
+    return blocks
+
+
+def test_blocks_come_out_in_order_and_free_ones_are_reused_at_once():
     pool = BlockPool(5)
     assert pool.allocate(3) == [0, 1, 2]
-    pool.publish(0, KEYS[0])
+    publish(pool, 0, KEYS[0])
     pool.release([2, 1, 0])
     assert pool.eviction_order() == [1, 2, 3, 4, 0]
     assert (pool.num_free, pool.num_cached, pool.num_held) == (4, 1, 0)
@@ -31,7 +47,7 @@ def test_a_failed_allocation_changes_nothing():
 def test_a_revived_block_leaves_the_eviction_order_and_returns_as_newest():
     pool = BlockPool(3)
     for block, key in zip(pool.allocate(3), KEYS, strict=False):
-        pool.publish(block, key)
+        publish(pool, block, key)
     pool.release([2, 1, 0])
     pool.hold([2])
     assert pool.eviction_order() == [1, 0]
@@ -41,53 +57,197 @@ def test_a_revived_block_leaves_the_eviction_order_and_returns_as_newest():
 
 def test_a_key_is_gone_once_its_block_is_reused():
     pool = BlockPool(1)
-    pool.publish(pool.allocate(1)[0], KEYS[0])
+    publish(pool, pool.allocate(1)[0], KEYS[0])
     pool.release([0])
     assert pool.find(KEYS[0]) == 0
     pool.allocate(1)
     assert pool.find(KEYS[0]) is None
 
 
-def test_releasing_a_block_nobody_holds_is_an_error():
+def test_misuse_is_an_error():
     pool = BlockPool(2)
-    with pytest.raises(IntegrityError):
+    with pytest.raises(IntegrityError, match="nobody holds it"):
         pool.release([0])
+    with pytest.raises(IntegrityError, match="is free"):
+        pool.hold([0])
+    with pytest.raises(IntegrityError, match="cannot be published"):
+        publish(pool, 0, KEYS[0])
+    with pytest.raises(IntegrityError, match="cannot be pinned"):
+        pool.pin([0])
+    with pytest.raises(IntegrityError, match="has no pin"):
+        pool.unpin([0])
+    with pytest.raises(ValueError, match="weight"):
+        pool.weigh("owner", 0)
 
 
-def test_integrity_notices_a_leak_and_an_unpublished_share():
+def test_integrity_notices_a_leak_and_a_wrong_pin():
     pool = BlockPool(2)
     pool.allocate(1)
     with pytest.raises(IntegrityError, match="counts 1 holders, has 0"):
-        pool.check_integrity({})
-    pool.hold([0])
-    with pytest.raises(IntegrityError, match="never published"):
-        pool.check_integrity({0: 2})
+        pool.check_integrity({}, {})
+    with pytest.raises(IntegrityError, match="number of pins"):
+        pool.check_integrity({0: 1}, {1: 1})
+    pool.check_integrity({0: 1}, {})
+
+
+def test_integrity_notices_a_miscounted_owner():
+    pool = BlockPool(4)
+    fill(pool, "a", 2)
+    pool.check_integrity({}, {})
+    pool._blocks[0].owner.num_idle += 1
+    with pytest.raises(IntegrityError, match="miscounted"):
+        pool.check_integrity({}, {})
+
+
+def test_the_owner_with_the_most_idle_blocks_loses_its_oldest():
+    pool = BlockPool(10)
+    few, many = fill(pool, "few", 3), fill(pool, "many", 7)
+    assert pool.allocate(4) == many[:4]
+    # Three each now: whose oldest block is older goes first, then the other has more.
+    assert pool.allocate(4) == [few[0], many[4], few[1], many[5]]
+
+
+def test_weight_is_a_right_to_that_many_times_more():
+    pool = BlockPool(12)
+    heavy, light = fill(pool, "heavy", 8, weight=3), fill(pool, "light", 4)
+    assert pool.allocate(2) == light[:2]  # 8 / 3 against 4, then 3
+    assert pool.allocate(3) == heavy[:3]  # 8 / 3 against 2; at 2 against 2 heavy's is still older
+    assert pool.allocate(1) == light[2:3]
+
+
+def test_a_changed_weight_counts_from_the_next_eviction_on():
+    pool = BlockPool(6)
+    first = fill(pool, "first", 3)
+    fill(pool, "second", 3)
+    assert pool.allocate(1) == first[:1]
+    pool.weigh("first", 4)
+    pool.weigh("second", 4)
+    pool.weigh("first", 1)
+    assert pool.allocate(1) == first[1:2]  # 2 / 1 against 3 / 4
+    pool.weigh("nobody", 5)
+
+
+def test_an_owner_gains_nothing_by_many_namespaces():
+    pool = BlockPool(8)
+    one = fill(pool, "one", 3, namespace="n")
+    many = [fill(pool, "many", 1, namespace=str(number))[0] for number in range(5)]
+    assert pool.allocate(2) == many[:2]
+    assert all(pool.find(f"one/n/{block}".encode()) == block for block in one)
+
+
+def test_ten_thousand_owners_come_and_go_without_a_trace():
+    pool = BlockPool(64)
+    for number in range(10_000):
+        fill(pool, str(number), 1 + number % 3)
+    assert pool.num_owners <= 64
+    assert len(pool._eviction._heap) <= 2 * 64 + 20
+    pool.check_integrity({}, {})
+    blocks = pool.allocate(64)
+    assert (pool.num_owners, pool.num_cached) == (0, 0)
+    pool.release(blocks)
+    for number in range(10_000):  # erased, never evicted: nothing may wait for an eviction
+        fill(pool, str(number), 1, namespace="n")
+        pool.erase("n")
+    assert (pool.num_owners, len(pool._eviction._stale)) == (0, 0)
+
+
+def test_ten_thousand_owners_at_once_are_evicted_largest_share_first():
+    pool = BlockPool(30_000)
+    for number in range(10_000):
+        fill(pool, str(number), 1 + number % 5, weight=1 + number % 5)
+    taken = pool.allocate(30_000)
+    assert sorted(taken) == list(range(30_000))
+    # All shares are 1, so the oldest goes, and then its owner's share is the smaller one.
+    assert taken[:10_000] == [
+        15 * (number // 5) + number % 5 * (number % 5 + 1) // 2 for number in range(10_000)
+    ]
+
+
+def test_a_pinned_block_is_cached_but_never_evicted():
+    pool = BlockPool(6)
+    blocks = fill(pool, "a", 4)
+    pool.pin(blocks[:2])
+    assert (pool.num_free, pool.num_cached, pool.num_idle, pool.num_pinned) == (2, 4, 4, 2)
+    with pytest.raises(PoolExhausted):
+        pool.allocate(5)
+    assert set(pool.allocate(4)).isdisjoint(blocks[:2])
+    pool.hold(blocks[:1])
+    assert (pool.num_held, pool.num_pinned) == (5, 2)
+    assert not pool.is_last_hold(blocks[0])
+    pool.release(blocks[:1])
+    assert pool.num_idle == 0
+    assert pool.unpin(blocks[:2]) == 2
+    assert pool.eviction_order() == blocks[:2]
+
+
+class NaivePool:
+    """Lists and dictionaries, searched from end to end."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.free = list(range(num_blocks))
+        self.idle: list[int] = []  # cached, unheld, unpinned; oldest first
+        self.keys: dict[int, bytes] = {}
+        self.owners: dict[int, str] = {}
+        self.namespaces: dict[int, str] = {}
+        self.weights: dict[str, int] = {}
+        self.refs = dict.fromkeys(range(num_blocks), 0)
+        self.pins = dict.fromkeys(range(num_blocks), 0)
+
+    def order(self) -> list[int]:
+        idle, order = list(self.idle), list(self.free)
+        while idle:
+            owners = [self.owners[block] for block in idle]
+
+            def before(block: int, owners=owners, idle=idle):
+                owner = self.owners[block]
+                return -owners.count(owner) / self.weights[owner], idle.index(block)
+
+            order.append(min(idle, key=before))
+            idle.remove(order[-1])
+        return order
+
+    def forget(self, block: int) -> None:
+        for known in (self.keys, self.owners, self.namespaces):
+            known.pop(block, None)
+        self.weights = {name: self.weights[name] for name in set(self.owners.values())}
+
+    def settle(self, block: int) -> None:
+        """Put a block that nobody holds where it belongs."""
+        if block not in self.keys:
+            self.free.insert(0, block)
+        elif not self.pins[block]:
+            self.idle.append(block)
+
+    def disturb(self, block: int) -> None:
+        if block in self.idle:
+            self.idle.remove(block)
 
 
 class PoolAgainstTwin(RuleBasedStateMachine):
-    """The pool beside a list in eviction order and two dictionaries."""
-
-    @initialize(num_blocks=st.integers(1, 8))
+    @initialize(num_blocks=st.integers(1, 12))
     def make(self, num_blocks):
         self.pool = BlockPool(num_blocks)
-        self.order = list(range(num_blocks))
-        self.keys: dict[int, bytes] = {}
-        self.refs = dict.fromkeys(range(num_blocks), 0)
+        self.twin = NaivePool(num_blocks)
 
     def held(self):
-        return [block for block, count in self.refs.items() if count]
+        return [block for block, count in self.twin.refs.items() if count]
 
-    @rule(count=st.integers(0, 9))
+    def pinned(self):
+        return [block for block, count in self.twin.pins.items() if count]
+
+    @rule(count=st.integers(0, 12))
     def allocate(self, count):
-        if count > len(self.order):
+        order = self.twin.order()
+        if count > len(order):
             with pytest.raises(PoolExhausted):
                 self.pool.allocate(count)
             return
-        taken, self.order = self.order[:count], self.order[count:]
-        assert self.pool.allocate(count) == taken
-        for block in taken:
-            self.keys.pop(block, None)
-            self.refs[block] = 1
+        assert self.pool.allocate(count) == order[:count]
+        for block in order[:count]:
+            self.twin.disturb(block)
+            self.twin.free = [free for free in self.twin.free if free != block]
+            self.twin.forget(block)
+            self.twin.refs[block] = 1
 
     @precondition(lambda self: self.held())
     @rule(data=st.data())
@@ -95,35 +255,88 @@ class PoolAgainstTwin(RuleBasedStateMachine):
         blocks = data.draw(st.lists(st.sampled_from(self.held()), unique=True))
         self.pool.release(blocks)
         for block in blocks:
-            self.refs[block] -= 1
-            if self.refs[block] == 0:
-                self.order.insert(len(self.order) if block in self.keys else 0, block)
+            self.twin.refs[block] -= 1
+            if self.twin.refs[block] == 0:
+                self.twin.settle(block)
 
     @precondition(lambda self: self.held())
-    @rule(data=st.data(), key=st.sampled_from(KEYS))
-    def publish(self, data, key):
-        unkeyed = [block for block in self.held() if block not in self.keys]
+    @rule(
+        data=st.data(),
+        key=st.sampled_from(KEYS),
+        owner=st.sampled_from("abc"),
+        namespace=st.sampled_from("xy"),
+        weight=st.sampled_from([1, 2, 8]),
+    )
+    def publish(self, data, key, owner, namespace, weight):
+        unkeyed = [block for block in self.held() if block not in self.twin.keys]
         if unkeyed:
             block = data.draw(st.sampled_from(unkeyed))
-            self.pool.publish(block, key)
-            if key not in self.keys.values():
-                self.keys[block] = key
+            self.pool.publish(block, key, namespace=namespace, owner=owner, weight=weight)
+            if key not in self.twin.keys.values():
+                self.twin.keys[block] = key
+                self.twin.owners[block] = owner
+                self.twin.namespaces[block] = namespace
+                self.twin.weights.setdefault(owner, weight)
 
     @rule(key=st.sampled_from(KEYS))
     def hold_a_hit(self, key):
-        hit = next((block for block, known in self.keys.items() if known == key), None)
+        hit = next((block for block, known in self.twin.keys.items() if known == key), None)
         assert self.pool.find(key) == hit
         if hit is not None:
+            assert self.pool.is_idle(hit) == (hit in self.twin.idle)
             self.pool.hold([hit])
-            self.refs[hit] += 1
-            self.order = [block for block in self.order if block != hit]
+            self.twin.disturb(hit)
+            self.twin.refs[hit] += 1
+
+    @rule(owner=st.sampled_from("abc"), weight=st.sampled_from([1, 2, 8]))
+    def weigh(self, owner, weight):
+        self.pool.weigh(owner, weight)
+        if owner in self.twin.weights:
+            self.twin.weights[owner] = weight
+
+    @precondition(lambda self: self.twin.keys)
+    @rule(data=st.data())
+    def pin(self, data):
+        blocks = data.draw(st.lists(st.sampled_from(sorted(self.twin.keys)), unique=True))
+        self.pool.pin(blocks)
+        for block in blocks:
+            self.twin.disturb(block)
+            self.twin.pins[block] += 1
+
+    @precondition(lambda self: self.pinned())
+    @rule(data=st.data())
+    def unpin(self, data):
+        blocks = data.draw(st.lists(st.sampled_from(self.pinned()), unique=True))
+        freed = [b for b in blocks if self.twin.pins[b] == 1 and not self.twin.refs[b]]
+        assert self.pool.unpin(blocks) == len(freed)
+        for block in blocks:
+            self.twin.pins[block] -= 1
+            if block in freed:
+                self.twin.settle(block)
+
+    @rule(namespace=st.sampled_from("xy"))
+    def erase(self, namespace):
+        erased = [block for block in self.twin.idle if self.twin.namespaces[block] == namespace]
+        assert self.pool.erase(namespace) == len(erased)
+        for block in erased:
+            self.twin.disturb(block)
+            self.twin.forget(block)
+        self.twin.free = sorted(erased) + self.twin.free
 
     @invariant()
     def agrees(self):
-        assert self.pool.eviction_order() == self.order
-        assert self.pool.num_cached == sum(block in self.keys for block in self.order)
-        assert self.pool.num_free + self.pool.num_cached + self.pool.num_held == len(self.refs)
-        self.pool.check_integrity(self.refs)
+        pool, twin = self.pool, self.twin
+        assert pool.eviction_order() == twin.order()
+        assert (pool.num_free, pool.num_idle) == (len(twin.free), len(twin.order()))
+        assert pool.num_pinned == len(self.pinned())
+        assert pool.num_cached == sum(twin.refs[block] == 0 for block in twin.keys)
+        assert pool.num_free + pool.num_cached + pool.num_held == len(twin.refs)
+        assert pool.num_owners == len(set(twin.owners.values()))
+        assert all(
+            pool.is_last_hold(block) == (twin.refs[block] == 1 and not twin.pins[block])
+            for block in twin.refs
+        )
+        pool.check_integrity(twin.refs, twin.pins)
 
 
 TestPoolAgainstTwin = PoolAgainstTwin.TestCase
