@@ -215,19 +215,25 @@ class Scheduler:
             if plan.budget == 0 or len(self._running) == self._config.max_num_seqs:
                 return
             try:
-                fits = self._place(request)
+                fits = self._place(request, plan)
             except Exception as error:  # noqa: BLE001 - reported for the request it belongs to
                 self._fail(request, error, plan)
                 continue
             if fits:
                 self._start(request, plan)
 
-    def _place(self, request: Request) -> bool:
+    def _place(self, request: Request, plan: Plan) -> bool:
         """Give the request blocks for all it knows; False, changing nothing, if they do not fit.
 
-        While anything runs, an admission must leave the reserve idle: running requests will soon
-        need those blocks. When nothing does, even pinned blocks are released.
+        A sample shares those of a sibling that has their prompt. While anything runs, an admission
+        must leave the reserve idle: running requests will soon need those blocks. When nothing
+        does, even pinned blocks are released.
         """
+        sibling = request.family.source(request)
+        if sibling is not None:
+            copies = self._kv_cache.fork(sibling, request, self.reserve_blocks)
+            plan.copies.extend(copies or ())
+            return copies is not None
         if self._running:
             return self._kv_cache.admit(request, self.reserve_blocks)
         return self._kv_cache.admit(request, 0) or (
@@ -247,7 +253,7 @@ class Scheduler:
         family = request.family
         if family.num_cached_tokens is None:
             family.num_cached_tokens = request.num_computed_tokens
-            if self._kv_cache.caches(request) and request.sampling.prompt_logprobs is None:
+            if self._kv_cache.looks_up(request):
                 self.counts.prefix_query_tokens += len(request.prompt_token_ids)
                 self.counts.prefix_hit_tokens += request.num_computed_tokens
         request.num_cached_tokens = family.num_cached_tokens

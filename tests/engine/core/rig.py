@@ -6,6 +6,7 @@ from dataclasses import replace
 from engine.core.batch import RunnerOutput, ScheduledBatch, ScheduledRow, StepReport
 from engine.core.config import CoreConfig
 from engine.core.engine_core import EngineCore
+from engine.core.errors import RunnerContractError
 from engine.core.request import FinishReason, Request, RequestStatus, SamplingParams
 from engine.runner.fake import FakeRunner, hashed_token
 
@@ -113,7 +114,7 @@ class Rig:
             settings.num_blocks,
             settings.block_size,
             VOCAB,
-            known_tokens=lambda request_id: self.known(self.requests[request_id]),
+            windows=settings.windows,
         )
         self.core = EngineCore(settings, self, preemption or self.forced)
         self.pool = self.core._kv_cache.pool
@@ -157,7 +158,10 @@ class Rig:
         report = self.core.step()
         self.reports.append(report)
         self.check()
-        self.cut |= {failure.request_id for failure in report.failed}
+        for failure in report.failed:
+            if not isinstance(failure.error, RunnerDownError | RunnerContractError):
+                raise failure.error
+            self.cut.add(failure.request_id)
         rows = self.batches[-1].rows if report.num_batch_tokens else ()
         scheduled = {row.request_id for row in rows}
         assert {admission.request_id for admission in report.admitted} <= scheduled
