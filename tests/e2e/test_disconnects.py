@@ -29,7 +29,7 @@ def model(stack, tenant):
 class Call:
     """A request whose connection this test holds."""
 
-    def __init__(self, stack, key, model, *, stream, prompt_tokens, max_tokens, first_token):
+    def __init__(self, stack, key, model, *, stream, prompt_tokens, max_tokens, first_token, n=1):
         body = json.dumps(
             {
                 "model": model,
@@ -37,6 +37,7 @@ class Call:
                 "max_tokens": max_tokens,
                 "temperature": 1.5,
                 "stream": stream,
+                "n": n,
             }
         ).encode()
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
@@ -86,9 +87,9 @@ def engine_is_idle(stack):
     return (running, waiting, held(stack)) == (0, 0, 0)
 
 
-def usage(stack):
+def usage(stack, slug="leaver"):
     """(requests, prompt tokens, output tokens) of the tenant so far."""
-    answer = stack.admin("usage", "--tenant", "leaver")
+    answer = stack.admin("usage", "--tenant", slug)
     rows = answer["rows"] if isinstance(answer, dict) else answer
     return tuple(
         sum(row[field] for row in rows) for field in ("requests", "prompt_tokens", "output_tokens")
@@ -169,3 +170,32 @@ def test_leaving_while_it_answers(stack, tenant, model, stream):
     wait_for(lambda: usage(stack)[0] == requests + 1, "one row")
     emitted = sum(metrics(stack, "evenhand_engine_generation_tokens_total").values()) - generated
     assert usage(stack)[2] - output == emitted
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_leaving_several_answers_ends_them_all(stack, model, stream):
+    slug = f"leaver-of-three-{stream}".lower()
+    key = stack.new_key(slug)
+    wait_for(lambda: engine_is_idle(stack), "idle before")
+    generated = sum(metrics(stack, "evenhand_engine_generation_tokens_total").values())
+    call = Call(
+        stack,
+        key,
+        model,
+        stream=stream,
+        prompt_tokens=20,
+        max_tokens=400,
+        first_token=51 + stream,
+        n=3,
+    )
+    wait_for(
+        lambda: (
+            sum(metrics(stack, "evenhand_engine_generation_tokens_total").values()) >= generated + 9
+        ),
+        "tokens are generated",
+    )
+    call.leave()
+    wait_for(lambda: engine_is_idle(stack), "idle after")
+    wait_for(lambda: usage(stack, slug)[0] == 1, "one row")
+    emitted = sum(metrics(stack, "evenhand_engine_generation_tokens_total").values()) - generated
+    assert usage(stack, slug) == (1, 20, emitted)

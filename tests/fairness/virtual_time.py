@@ -92,8 +92,7 @@ class EngineReplica:
         tokens = tuple((seed + 7 * i) % 997 for i in range(spec.prompt_tokens))
         output = SamplingParams(spec.max_output_tokens, temperature=0)
         names = [f"{spec.request}/{index}" for index in range(spec.sequences)]
-        for name in names:
-            self.core.add(Request(name, tokens, output, spec.tenant))
+        self.core.add(*(Request(name, tokens, output, spec.tenant) for name in names))
         self._open[spec.request] = len(names)
 
     def step(self) -> list[tuple[str, str, int]]:
