@@ -30,6 +30,7 @@ class BlockPool:
         self._eviction = FairEviction()
         self._num_pinned = 0
         self._num_pinned_unheld = 0
+        self._num_evictions = 0
 
     @property
     def num_blocks(self) -> int:
@@ -60,6 +61,11 @@ class BlockPool:
     def num_pinned(self) -> int:
         """Blocks that are pinned, held or not."""
         return self._num_pinned
+
+    @property
+    def num_evictions(self) -> int:
+        """Cached blocks that were given up, since the start, because none was free."""
+        return self._num_evictions
 
     @property
     def num_owners(self) -> int:
@@ -238,6 +244,7 @@ class BlockPool:
             self._eviction.add(block)
 
     def _evict(self) -> Block:
+        self._num_evictions += 1
         block = self._eviction.pop()
         self._forget(block)
         return block

@@ -5,6 +5,7 @@ model answers). Every call belongs to the thread that steps it. Between two call
 is whole: free + cached + held blocks = total.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.batch import StepReport
@@ -26,7 +27,8 @@ class CoreStats:
     free + cached + held blocks = total; `kv_tokens` is what the blocks beyond the reserve hold.
     Prefix counts include each prompt once; preempted re-runs appear as `recomputed_tokens`.
     `no_progress_steps` computed nothing though there was work, `stalled_steps` of them in a row
-    until now.
+    until now. `pinned_blocks` are the held or cached ones that cannot be evicted, `copied_blocks`
+    those copied for a sample before it wrote to them.
     """
 
     running: int
@@ -35,11 +37,14 @@ class CoreStats:
     cached_blocks: int
     held_blocks: int
     total_blocks: int
+    pinned_blocks: int
     reserve_blocks: int
     kv_tokens: int
     preemptions: int
     computed_tokens: int
     recomputed_tokens: int
+    copied_blocks: int
+    evicted_blocks: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
     no_progress_steps: int
@@ -78,6 +83,24 @@ class EngineCore:
         """End a request for a reason the core cannot see (a stop string); idempotent."""
         self._scheduler.end(request_id, reason)
 
+    def pin(self, namespace: str, token_ids: Sequence[int]) -> int:
+        """Keep what is cached of this prefix from being evicted; how many tokens that is.
+
+        Raises PinLimit, pinning nothing, if too much would be pinned.
+        """
+        return self._kv_cache.pin(namespace, token_ids)
+
+    def unpin(self, namespace: str, token_ids: Sequence[int]) -> int:
+        """Undo `pin` of the same tokens; how many were pinned."""
+        return self._kv_cache.unpin(namespace, token_ids)
+
+    def erase(self, namespace: str) -> int:
+        """Forget the namespace's cached blocks, pinned ones too; how many.
+
+        Raises NamespaceInUse, erasing nothing, while a request of the namespace runs.
+        """
+        return self._kv_cache.erase(namespace)
+
     def has_work(self) -> bool:
         """Whether any request has not ended."""
         return bool(self._scheduler.requests)
@@ -107,11 +130,14 @@ class EngineCore:
             cached_blocks=pool.num_cached,
             held_blocks=pool.num_held,
             total_blocks=pool.num_blocks,
+            pinned_blocks=pool.num_pinned,
             reserve_blocks=reserve,
             kv_tokens=(pool.num_blocks - reserve) * self.config.block_size,
             preemptions=counts.preemptions,
             computed_tokens=counts.computed_tokens,
             recomputed_tokens=counts.recomputed_tokens,
+            copied_blocks=counts.copied_blocks,
+            evicted_blocks=pool.num_evictions,
             prefix_query_tokens=counts.prefix_query_tokens,
             prefix_hit_tokens=counts.prefix_hit_tokens,
             no_progress_steps=self._no_progress_steps,

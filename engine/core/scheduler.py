@@ -49,6 +49,7 @@ class SchedulerCounts:
     preemptions: int = 0
     computed_tokens: int = 0
     recomputed_tokens: int = 0
+    copied_blocks: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
 
@@ -232,8 +233,11 @@ class Scheduler:
         sibling = request.family.source(request)
         if sibling is not None:
             copies = self._kv_cache.fork(sibling, request, self.reserve_blocks)
-            plan.copies.extend(copies or ())
-            return copies is not None
+            if copies is None:
+                return False
+            plan.copies.extend(copies)
+            self.counts.copied_blocks += len(copies)
+            return True
         if self._running:
             return self._kv_cache.admit(request, self.reserve_blocks)
         return self._kv_cache.admit(request, 0) or (
