@@ -23,8 +23,8 @@ from kernels.cpu.jit import inlined, kernel
 
 TILE = 16
 SPAN = 8
-# The window of full attention: longer than any sequence, far from overflowing.
-UNBOUNDED = 1 << 40
+FULL = 0
+"""The window of layers that attend to every earlier position."""
 
 _f4 = np.float32
 _LOWEST = np.float32(-1e30)
@@ -106,7 +106,14 @@ def start_tile(
 def queries_seeing(position: int, width: int, tile: tuple[int, int, int], window: int) -> Any:
     """Which of the tile's tokens, [first, past), see any of `width` positions from `position`."""
     _, count, start = tile
-    return max(0, position - start), min(count, position + width - 1 + window - start)
+    past = count if window == FULL else min(count, position + width - 1 + window - start)
+    return max(0, position - start), past
+
+
+@inlined
+def num_hidden(position: int, window: int, base: int) -> Any:
+    """How many positions from `base` on lie before the window of the token at `position`."""
+    return 0 if window == FULL else max(0, position + 1 - window - base)
 
 
 @inlined
@@ -157,7 +164,7 @@ def fold_scores(
     token, _, start = tile
     first, past = queries_seeing(base, width, tile, window)
     for i in range(first, past):
-        low = max(0, start + i + 1 - window - base)
+        low = num_hidden(start + i, window, base)
         high = min(width, start + i + 1 - base)
         for g in range(shared):
             at = i * shared + g
@@ -196,12 +203,12 @@ def add_values(
         offset = b * page_size
         first, past = queries_seeing(base + offset, page_size, tile, window)
         for i in range(first, past):
-            low = max(0, start + i + 1 - window - base - offset)
+            low = num_hidden(start + i, window, base + offset)
             high = min(page_size, start + i + 1 - base - offset)
+            visible = page[low:high]
             for g in range(shared):
                 column = (kv_head * shared + g) * dim
                 weights = scores[i * shared + g, offset + low : offset + high]
-                visible = page[low:high]
                 add_product(
                     out[token + i, column : column + dim], weights, visible, high - low, dim
                 )
@@ -220,11 +227,12 @@ def finish_tile(
 
 
 @cache
-def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
+def attention_kernel(page_size: int, head_dim: int, *, windowed: bool) -> Callable[..., None]:
     """The compiled kernel for one page size and head size; compiles or loads it on first use.
 
     Arguments: qkv, keys and values of one layer, row_starts, first_positions, the block tables of
-    the layer's group, window (`UNBOUNDED` for full attention), number of workers, out [N, H * D].
+    the layer's group, window (`FULL` unless `windowed`), number of workers, out [N, H * D].
+    Full attention has a kernel of its own, in which the window's arithmetic is constant and gone.
     """
     scale = np.float32(head_dim**-0.5)
     width = SPAN * page_size
@@ -243,6 +251,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
         num_kv_heads = keys.shape[1]
         shared = out.shape[1] // (num_kv_heads * head_dim)
         for worker in prange(num_workers):
+            reach = window if windowed else FULL
             scores = np.empty((TILE * shared, width), np.float32)
             tops = np.empty(TILE * shared, np.float32)
             sums = np.empty(TILE * shared, np.float32)
@@ -253,7 +262,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
                     count = min(TILE, row_starts[row + 1] - token)
                     start = first_positions[row] + token - row_starts[row]
                     tile = (token, count, start)
-                    first = max(0, start + 1 - window) // page_size * page_size
+                    first = num_hidden(start, reach, 0) // page_size * page_size
                     for head in range(num_kv_heads):
                         # Items go round robin: later tiles of a long row see more positions.
                         mine = item % num_workers == worker
@@ -271,7 +280,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
                                 pages,
                                 head,
                                 tile,
-                                window,
+                                reach,
                                 base,
                                 n,
                                 shared,
@@ -285,7 +294,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
                                 out,
                                 head,
                                 tile,
-                                window,
+                                reach,
                                 base,
                                 width,
                                 shared,
@@ -299,7 +308,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
                                 pages,
                                 head,
                                 tile,
-                                window,
+                                reach,
                                 base,
                                 n,
                                 shared,
@@ -310,7 +319,7 @@ def attention_kernel(page_size: int, head_dim: int) -> Callable[..., None]:
 
     # The cache's files are named after the function. Under one name, two processes that store
     # different sizes at the same moment could each be left with the other's machine code.
-    attend.__qualname__ += f"_{page_size}_{head_dim}"
+    attend.__qualname__ += f"_{page_size}_{head_dim}" + ("_windowed" if windowed else "")
     return kernel(
         "void(f4[:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i4[::1], i4[::1], i4[:,::1], i8, i8,"
         " f4[:,::1])",

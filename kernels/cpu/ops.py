@@ -5,7 +5,7 @@ from torch.nn import functional
 
 from kernels.api import BatchLayout, KvPages, Linear, PagedLayer
 from kernels.cpu import elementwise
-from kernels.cpu.attention import UNBOUNDED, attention_kernel
+from kernels.cpu.attention import FULL, attention_kernel
 from kernels.cpu.jit import set_kernel_threads
 from kernels.cpu.linear import packed_linear
 
@@ -56,7 +56,8 @@ class CpuKernels:
     ) -> torch.Tensor:
         """See `Kernels.paged_attention`."""
         out = torch.empty(len(qkv), qkv.shape[1] - 2 * pages.num_kv_heads * pages.head_dim)
-        attend = attention_kernel(pages.page_size, pages.head_dim)
+        windowed = layer.window is not None
+        attend = attention_kernel(pages.page_size, pages.head_dim, windowed=windowed)
         attend(
             qkv.numpy(),
             pages.keys.numpy()[layer.index],
@@ -64,7 +65,7 @@ class CpuKernels:
             layout.row_starts.numpy(),
             layout.first_positions.numpy(),
             layout.block_tables.numpy()[layer.group],
-            UNBOUNDED if layer.window is None else layer.window,
+            layer.window or FULL,
             self._threads,
             out.numpy(),
         )

@@ -157,8 +157,9 @@ def test_a_page_that_does_not_exist_is_not_copied(source, target):
 
 
 def test_kernels_of_different_sizes_never_share_a_cache_file():
-    names = {attention_kernel(*size)._cache._impl.filename_base for size in SIZES}
-    assert len(names) == len(SIZES)
+    kernels = [attention_kernel(*size, windowed=w) for size in SIZES for w in (False, True)]
+    names = {kernel._cache._impl.filename_base for kernel in kernels}
+    assert len(names) == len(kernels)
 
 
 def test_attention_survives_extreme_scores():
