@@ -1,7 +1,7 @@
 """Puts an engine together from a runner, a text model and its sizes; loads nothing itself."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.types import ASGIApp
 
@@ -14,6 +14,7 @@ from engine.protocol.telemetry import Telemetry, TelemetrySettings
 from engine.protocol.text.model import TextModel
 from engine.server.app import create_app
 from engine.server.loop import EngineLoop
+from engine.server.places import Places
 from engine.server.service import EngineService, Limits
 from engine.server.telemetry import EngineMetrics, RequestSpans
 
@@ -47,8 +48,12 @@ def assemble(
     exported = process_telemetry.setup(SERVICE_NAME, registry, telemetry)
     metrics = EngineMetrics(registry)
     spans = RequestSpans(exported.tracer, text.model_id)
+    places = Places(
+        max_samples=config.max_waiting_requests + config.max_num_seqs,
+        max_tokens=config.max_waiting_tokens,
+    )
     loop = EngineLoop(
-        config,
+        _admitting_all(config, places),
         runner,
         metrics,
         on_ended=spans.record,
@@ -61,5 +66,10 @@ def assemble(
         block_size=config.block_size,
         write_deadline_s=write_deadline_s,
     )
-    service = EngineService(loop, text, limits)
+    service = EngineService(loop, text, limits, places)
     return Engine(create_app(service, metrics, exported), service, exported)
+
+
+def _admitting_all(config: CoreConfig, places: Places) -> CoreConfig:
+    """The core's own queue takes whatever has a place: one rule decides who is refused."""
+    return replace(config, max_waiting_requests=places.max_samples)

@@ -80,6 +80,24 @@ class DuplicateRequestId(ServerError):
     message = "A request with this id is already in the engine."
 
 
+class CacheInUse(ServerError):
+    """A running request holds blocks of the namespace that is to be erased."""
+
+    status = 409
+    kind = "invalid_request_error"
+    code = "cache_in_use"
+    message = "A running request uses this cache; nothing was erased."
+
+
+class PinLimitReached(ServerError):
+    """Pinning would keep too many blocks from eviction."""
+
+    status = 409
+    kind = "invalid_request_error"
+    code = "pin_limit_reached"
+    message = "As many blocks are pinned as may be; nothing was pinned."
+
+
 class SlowReader(ServerError):
     """The client read so slowly that its unsent text passed the bound."""
 

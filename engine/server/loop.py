@@ -2,8 +2,8 @@
 
 Nothing else touches the core or its requests. Aborts are applied before the output of the step
 they arrived in is handled, so a request that was aborted during its last step is not a success.
-With nothing to do the thread waits on a condition. A step that fails ends the requests of its
-batch; anything worse ends the thread, every stream with it, and `alive` says so.
+With nothing to do the thread waits on a condition. A request that fails in a step ends alone;
+anything worse ends the thread, every stream with it, and `alive` says so.
 """
 
 import asyncio
@@ -11,33 +11,27 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
-from engine.core.batch import Admission, EmittedToken, RunnerOutput, ScheduledBatch, StepReport
+from engine.core.batch import RunnerOutput, ScheduledBatch, StepReport
 from engine.core.engine_core import CoreConfig, CoreStats, EngineCore
-from engine.core.errors import DuplicateRequest, NeverFits, QueueFull, StepFailed
 from engine.core.ports import ModelRunner
 from engine.core.preemption import PreemptionPolicy
-from engine.core.request import FinishReason
-from engine.server.errors import (
-    DuplicateRequestId,
-    EngineBusy,
-    EngineDead,
-    EngineDraining,
-    GenerationFailed,
-    RequestAborted,
-    context_length_exceeded,
-)
-from engine.server.journey import Ended, Journey, Submission
-from engine.server.stream import Admitted, Delta, Event, Failed, TokenStream
+from engine.server.commands import Abort, Add, Answer, Call, Command, FailAll, Outbox
+from engine.server.errors import EngineDead, EngineDraining
+from engine.server.journey import Ended, Submission
+from engine.server.live import LiveRequests
+from engine.server.stream import TokenStream
 from engine.server.telemetry import EngineMetrics
 
 log = logging.getLogger(__name__)
 
 STALLED_STEPS: Final = 100
 IDLE_STEP_WAIT_S: Final = 0.005
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +41,6 @@ class Snapshot:
     stats: CoreStats
     sequence: int
     stalled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Add:
-    submission: Submission
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    """By id from outside; by `stream` from our own handlers, which may hold a refused id."""
-
-    request_id: str
-    stream: TokenStream | None = None
-    answer: "asyncio.Future[bool] | None" = None
-
-
-@dataclass(frozen=True, slots=True)
-class _FailAll:
-    error: Exception
-
-
-_Command = _Add | _Abort | _FailAll
-
-
-@dataclass(slots=True)
-class _Outbox:
-    """What one turn has to say to the event loop."""
-
-    events: list[tuple[TokenStream, Event]] = field(default_factory=list)
-    ended: list[Ended] = field(default_factory=list)
-    answers: list[tuple["asyncio.Future[bool]", bool]] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.events or self.ended or self.answers)
 
 
 class TimedRunner:
@@ -123,9 +83,8 @@ class EngineLoop:
         self._metrics = metrics
         self._on_ended = on_ended
         self._prepare_thread = prepare_thread
-        self._journeys: dict[str, Journey] = {}
-        self._outbox = _Outbox()
-        self._commands: deque[_Command] = deque()
+        self._live = LiveRequests(self._core, metrics)
+        self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._dead = False
@@ -149,23 +108,29 @@ class EngineLoop:
 
     def submit(self, submission: Submission) -> None:
         """Queue a request. Refusals come as `Failed` on its stream; a dead loop raises."""
-        self._command(_Add(submission))
+        self._command(Add(submission))
 
     def abort(self, request_id: str, stream: TokenStream) -> None:
         """Abort this very request, if it is still there; effective before the next step."""
         if not self._dead:
-            self._command(_Abort(request_id, stream))
+            self._command(Abort(request_id, stream))
 
     async def abort_id(self, request_id: str) -> bool:
         """Abort by id and say whether there was such a request; its blocks are back by then."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._command(_Abort(request_id, answer=answer))
+        self._command(Abort(request_id, answer=answer))
+        return await answer
+
+    async def call(self, run: Callable[[EngineCore], Result]) -> Result:
+        """What `run` returns or raises, between two steps on the engine thread."""
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._command(Call(run, answer))
         return await answer
 
     def fail_all(self, error: Exception) -> None:
         """End every request now: the drain deadline has passed."""
         if not self._dead:
-            self._command(_FailAll(error))
+            self._command(FailAll(error))
 
     async def stop(self) -> None:
         """End the thread after its current step; requests still there fail as draining."""
@@ -175,20 +140,23 @@ class EngineLoop:
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
 
-    def _command(self, command: _Command) -> None:
+    def _command(self, command: Command) -> None:
         with self._wake:
             if self._dead:
                 raise EngineDead
             self._commands.append(command)
             self._wake.notify()
 
-    def _deliver(self, outbox: _Outbox) -> None:
+    def _deliver(self, outbox: Outbox) -> None:
         for stream, event in outbox.events:
             if not stream.push(event):
                 self._abort_slow_reader(stream)
-        for answer, value in outbox.answers:
-            if not answer.done():
-                answer.set_result(value)
+        for place in outbox.began:
+            place.began()
+        for place in outbox.released:
+            place.release()
+        for answer in outbox.answers:
+            answer.give()
         for ended in outbox.ended:
             self._on_ended(ended)
 
@@ -220,12 +188,13 @@ class EngineLoop:
             self._commands.clear()
         for command in commands:
             match command:
-                case _Add(submission):
-                    self._outbox.events.append((submission.stream, Failed(last_words)))
-                case _Abort(answer=answer) if answer is not None:
-                    self._outbox.answers.append((answer, False))
-        for journey in list(self._journeys.values()):
-            self._end(journey, FinishReason.ERROR, Failed(last_words))
+                case Add(submission):
+                    self._live.refuse(submission, last_words)
+                case Abort(answer=answer) if answer is not None:
+                    self._live.outbox.answers.append(Answer(answer, value=False))
+                case Call(answer=answer):
+                    self._live.outbox.answers.append(Answer(answer, error=last_words))
+        self._live.lose_all(last_words)
         self._flush()
 
     def _wait_for_work(self) -> None:
@@ -239,21 +208,15 @@ class EngineLoop:
         self._apply_commands()
         if self._core.has_work():
             report = self._step()
-            stepped = dict(self._journeys)
+            stepped = self._live.parts()
             self._apply_commands()
-            if report is not None:
-                self._handle(report, stepped)
+            self._live.handle(report, stepped)
         self._publish()
         self._flush()
 
-    def _step(self) -> StepReport | None:
+    def _step(self) -> StepReport:
         began, executing = time.perf_counter(), self._runner.total_s
-        try:
-            report = self._core.step()
-        except StepFailed as failure:
-            log.exception("a step failed; %d requests end with it", len(failure.request_ids))
-            self._fail(failure)
-            return None
+        report = self._core.step()
         self._metrics.stepped(
             step_s=time.perf_counter() - began,
             execute_s=self._runner.total_s - executing,
@@ -269,121 +232,21 @@ class EngineLoop:
             self._commands.clear()
         for command in commands:
             match command:
-                case _Add(submission):
-                    self._add(submission)
-                case _Abort():
-                    self._abort(command)
-                case _FailAll(error):
-                    self._fail_all(error)
+                case Add(submission):
+                    self._live.add(submission)
+                case Abort():
+                    self._live.abort(command)
+                case Call():
+                    self._live.outbox.answers.append(self._call(command))
+                case FailAll(error):
+                    self._live.fail_all(error)
 
-    def _add(self, submission: Submission) -> None:
-        request = submission.request
-        refusal = self._refusal(submission)
-        if refusal is not None:
-            self._outbox.events.append((submission.stream, Failed(refusal)))
-            return
-        self._journeys[request.request_id] = Journey(submission)
-
-    def _refusal(self, submission: Submission) -> Exception | None:
-        """Hand the request to the core; what a client is told when the core refuses it."""
-        request = submission.request
+    def _call(self, command: Call) -> Answer:
+        """A call may fail; whoever asked for it is told, and nobody else."""
         try:
-            self._core.add(request)
-        except DuplicateRequest:
-            return DuplicateRequestId()
-        except NeverFits as misfit:
-            return context_length_exceeded(
-                submission.prompt_param, len(request.prompt_token_ids), misfit.max_tokens
-            )
-        except QueueFull:
-            return EngineBusy()
-        except Exception:
-            log.exception("a request could not be admitted")
-            self._metrics.request_error("admit")
-            return GenerationFailed()
-        return None
-
-    def _abort(self, command: _Abort) -> None:
-        journey = self._journeys.get(command.request_id)
-        if journey is not None and command.stream not in {None, journey.submission.stream}:
-            journey = None
-        if journey is not None:
-            self._core.abort(command.request_id)
-            self._end(journey, FinishReason.ABORT, Failed(RequestAborted()))
-        if command.answer is not None:
-            self._outbox.answers.append((command.answer, journey is not None))
-
-    def _fail(self, failure: StepFailed) -> None:
-        for request_id in failure.request_ids:
-            self._metrics.request_error("execute")
-            journey = self._journeys.get(request_id)
-            if journey is not None:
-                self._end(journey, FinishReason.ERROR, Failed(GenerationFailed()))
-
-    def _fail_all(self, error: Exception) -> None:
-        for journey in list(self._journeys.values()):
-            self._core.abort(journey.submission.request.request_id)
-            self._end(journey, FinishReason.ERROR, Failed(error))
-
-    def _handle(self, report: StepReport, stepped: Mapping[str, Journey]) -> None:
-        """Only for requests of the step that are still there: an ended one's id may be reused."""
-        now = time.monotonic()
-        for admission in report.admitted:
-            journey = stepped[admission.request_id]
-            if self._journeys.get(admission.request_id) is journey:
-                self._admit(journey, admission, now)
-        for token in report.emitted:
-            journey = stepped[token.request_id]
-            if self._journeys.get(token.request_id) is journey:
-                self._emit_guarded(journey, token, now)
-
-    def _admit(self, journey: Journey, admission: Admission, now: float) -> None:
-        journey.admitted_at = now
-        journey.num_cached_tokens = admission.num_cached_tokens
-        self._metrics.admitted(
-            queue_s=now - journey.submission.arrived_at,
-            prompt_tokens=len(journey.submission.request.prompt_token_ids),
-        )
-        self._say(journey, Admitted(admission.num_cached_tokens))
-
-    def _emit_guarded(self, journey: Journey, token: EmittedToken, now: float) -> None:
-        """One request's text may fail without touching another's."""
-        try:
-            self._emit(journey, token, now)
-        except Exception:
-            log.exception("the text of a request failed")
-            self._metrics.request_error("detokenize")
-            self._core.abort(token.request_id)
-            self._end(journey, FinishReason.ERROR, Failed(GenerationFailed()))
-
-    def _emit(self, journey: Journey, token: EmittedToken, now: float) -> None:
-        since = journey.last_token_at or journey.submission.arrived_at
-        self._metrics.emitted(now - since, first=journey.first_token_at is None)
-        journey.first_token_at = journey.first_token_at or now
-        journey.last_token_at = now
-        journey.output_tokens += 1
-        output, reason = journey.submission.output, token.finish_reason
-        if reason is None:
-            text, stopped = output.push(token.token_id)
-            if stopped:
-                self._core.finish(token.request_id, FinishReason.STOP)
-        else:
-            text, stopped = output.finish(token.token_id)
-        reason = FinishReason.STOP if stopped else reason
-        delta = Delta(text, journey.output_tokens, reason)
-        if reason is None:
-            self._say(journey, delta)
-        else:
-            self._end(journey, reason, delta)
-
-    def _say(self, journey: Journey, event: Event) -> None:
-        self._outbox.events.append((journey.submission.stream, event))
-
-    def _end(self, journey: Journey, reason: FinishReason, last: Event) -> None:
-        self._say(journey, last)
-        del self._journeys[journey.submission.request.request_id]
-        error = type(last.error).__name__ if isinstance(last, Failed) else None
-        self._outbox.ended.append(Ended(journey, reason, time.monotonic(), error))
+            return Answer(command.answer, command.run(self._core))
+        except Exception as error:  # noqa: BLE001 - handed on whole, to be raised there
+            return Answer(command.answer, error=error)
 
     def _publish(self) -> None:
         stats = self._core.stats()
@@ -392,6 +255,7 @@ class EngineLoop:
         self.snapshot = Snapshot(stats, self.snapshot.sequence + 1, stalled)
 
     def _flush(self) -> None:
-        if self._outbox and self._aio is not None:
-            self._aio.call_soon_threadsafe(self._deliver, self._outbox)
-            self._outbox = _Outbox()
+        outbox = self._live.outbox
+        if outbox and self._aio is not None:
+            self._live.outbox = Outbox()
+            self._aio.call_soon_threadsafe(self._deliver, outbox)

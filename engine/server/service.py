@@ -20,17 +20,19 @@ from engine.protocol.requests import (
     Prompt,
     Sampling,
 )
+from engine.protocol.text.detokenizer import Detokenizer
 from engine.protocol.text.model import TextModel
 from engine.protocol.text.stop import StopScanner
 from engine.server.answers import Dialect
-from engine.server.errors import EngineDraining, ModelNotFound, context_length_exceeded
-from engine.server.journey import Submission
+from engine.server.errors import EngineDraining, ModelNotFound
+from engine.server.journey import Sample, Submission
 from engine.server.loop import EngineLoop
-from engine.server.output import OutputText
+from engine.server.output import Echo, OutputText, TokenListing, echo_of
+from engine.server.params import Room, sampling_params
+from engine.server.places import Place, Places
 from engine.server.stream import TokenStream
 
 _REQUEST_ID: Final = visible_ascii(128)
-_SEED_MASK: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +46,39 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a request came, on both clocks, in whose trace, and the place it got."""
+
+    at: float
+    at_ns: int
+    trace: Context | None
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
 class Ticket:
-    """A submitted request as its handler sees it."""
+    """A request on its way, as its handler sees it.
+
+    `echo` is its prompt as text, where that was asked for; `bad_words` are the ids that spell them.
+    """
 
     request_id: str
     stream: TokenStream
-    prompt_tokens: int
+    prompt_token_ids: tuple[int, ...]
+    sampling: Sampling
+    echo: Echo | None
+    bad_words: tuple[tuple[int, ...], ...]
 
 
 class EngineService:
     """Everything the routes need; lives on the event loop's thread."""
 
-    def __init__(self, loop: EngineLoop, text: TextModel, limits: Limits) -> None:
+    def __init__(self, loop: EngineLoop, text: TextModel, limits: Limits, places: Places) -> None:
         self.loop: Final = loop
         self.text: Final = text
         self.limits: Final = limits
         self.created: Final = int(time.time())
+        self._places: Final = places
         self._draining = False
 
     @property
@@ -93,35 +112,82 @@ class EngineService:
 
         Its id is the one the request or the header `named` gives, else 128 random bits.
         """
-        arrived_at, arrived_ns = time.monotonic(), time.time_ns()
+        at, at_ns = time.monotonic(), time.time_ns()
         if self._draining:
             raise EngineDraining
         self.require_model(request.model)
-        fields = _engine_fields(request)
-        prompt = await self.encode(_prompt(request))
-        request_id = fields.request_id or _header_id(named) or secrets.token_hex(16)
-        stream = TokenStream(request_id)
-        self.loop.submit(
-            Submission(
-                request=Request(
-                    request_id=request_id,
-                    prompt_token_ids=prompt,
-                    sampling=self._sampling(request.sampling, len(prompt), dialect.prompt_param),
-                    namespace=fields.cache_salt,
-                    use_cache=request.cache.enabled,
-                ),
-                output=OutputText(
-                    self.text.detokenizer(prompt), StopScanner(request.sampling.stop)
-                ),
-                stream=stream,
-                prompt_param=dialect.prompt_param,
-                operation=dialect.operation,
-                trace=trace,
-                arrived_at=arrived_at,
-                arrived_ns=arrived_ns,
-            )
+        request_id = (
+            _engine_fields(request).request_id or _header_id(named) or secrets.token_hex(16)
         )
-        return Ticket(request_id, stream, len(prompt))
+        place = self._places.take(request.sampling.n)
+        arrival = Arrival(at, at_ns, trace, place)
+        try:
+            prompt = await self.encode(_prompt(request))
+            place.prompt(len(prompt))
+            ticket = await self._ticket(request, request_id, prompt)
+            self.loop.submit(self._submission(request, ticket, dialect, arrival))
+        except BaseException:
+            place.release()
+            raise
+        return ticket
+
+    async def _ticket(
+        self, request: ChatRequest | CompletionRequest, request_id: str, prompt: tuple[int, ...]
+    ) -> Ticket:
+        """What takes long is done off the event loop, as tokenizing is."""
+        sampling = request.sampling
+        stream = TokenStream(request_id, sampling.n)
+        echo = None
+        if sampling.echo:
+            detokenizer = self._detokenizer(sampling, ())
+            echo = await asyncio.to_thread(echo_of, detokenizer, prompt)
+        bad_words: tuple[tuple[int, ...], ...] = ()
+        if sampling.bad_words:
+            bad_words = await asyncio.to_thread(self._spellings, sampling.bad_words)
+        return Ticket(request_id, stream, prompt, sampling, echo, bad_words)
+
+    def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        return tuple(ids for word in words for ids in self.text.word_ids(word))
+
+    def _submission(
+        self,
+        request: ChatRequest | CompletionRequest,
+        ticket: Ticket,
+        dialect: Dialect,
+        arrival: Arrival,
+    ) -> Submission:
+        limit = self.limits.max_model_len
+        room = Room(len(ticket.prompt_token_ids), limit, dialect.prompt_param)
+        params = sampling_params(ticket.sampling, ticket.bad_words, self.text, room)
+        return Submission(
+            request_id=ticket.request_id,
+            samples=tuple(
+                Sample(index, _core_request(request, ticket, index, each), self._output(ticket))
+                for index, each in enumerate(params)
+            ),
+            stream=ticket.stream,
+            place=arrival.place,
+            prompt_param=dialect.prompt_param,
+            operation=dialect.operation,
+            trace=arrival.trace,
+            arrived_at=arrival.at,
+            arrived_ns=arrival.at_ns,
+        )
+
+    def _output(self, ticket: Ticket) -> OutputText:
+        sampling = ticket.sampling
+        listed = sampling.logprobs is not None or sampling.return_token_ids
+        begin = len(ticket.echo.text) if ticket.echo else 0
+        return OutputText(
+            self._detokenizer(sampling, ticket.prompt_token_ids),
+            StopScanner(sampling.stop, include=sampling.include_stop_str_in_output),
+            min_tokens=sampling.min_tokens,
+            show_stop_token=sampling.include_stop_str_in_output,
+            listing=TokenListing(begin) if listed else None,
+        )
+
+    def _detokenizer(self, sampling: Sampling, prompt: Sequence[int]) -> Detokenizer:
+        return self.text.detokenizer(prompt, special=not sampling.skip_special_tokens)
 
     def capacity(self) -> dict[str, Any]:
         """The body of `GET /capacity`; KV figures in tokens, `total` without the reserve."""
@@ -171,23 +237,21 @@ class EngineService:
                 code="invalid_value",
             )
 
-    def _sampling(self, wanted: Sampling, prompt_tokens: int, param: str) -> SamplingParams:
-        """Longer outputs than the context has room for end with `length`, as documented."""
-        left = self.limits.max_model_len - prompt_tokens
-        if left < 1:
-            raise context_length_exceeded(param, prompt_tokens, self.limits.max_model_len)
-        stop_ids = frozenset(wanted.stop_token_ids)
-        if not wanted.ignore_eos:
-            stop_ids |= self.text.eos_token_ids
-        seed = secrets.randbits(64) if wanted.seed is None else wanted.seed & _SEED_MASK
-        return SamplingParams(
-            max_tokens=left if wanted.max_tokens is None else min(wanted.max_tokens, left),
-            temperature=wanted.temperature,
-            top_p=wanted.top_p,
-            top_k=wanted.top_k,
-            seed=seed,
-            stop_token_ids=stop_ids,
-        )
+
+def _core_request(
+    request: ChatRequest | CompletionRequest, ticket: Ticket, index: int, params: SamplingParams
+) -> Request:
+    """The first sample has the request's own id; those of later ones no client can choose."""
+    fields = _engine_fields(request)
+    return Request(
+        request_id=f"{ticket.request_id} {index}" if index else ticket.request_id,
+        prompt_token_ids=ticket.prompt_token_ids,
+        sampling=params,
+        namespace=fields.cache_salt,
+        use_cache=request.cache.enabled,
+        owner=fields.cache_owner or fields.cache_salt,
+        weight=fields.cache_weight or 1,
+    )
 
 
 def _prompt(request: ChatRequest | CompletionRequest) -> Prompt:

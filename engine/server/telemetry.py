@@ -47,9 +47,16 @@ class EngineMetrics:
         self._queue.observe(queue_s)
         self._prompt_tokens.inc(prompt_tokens)
 
-    def emitted(self, since_s: float, *, first: bool) -> None:
-        """A token came, `since_s` after the one before it or after the request's arrival."""
-        (self._first_token if first else self._inter_token).observe(since_s)
+    def first_token(self, since_s: float) -> None:
+        """A request's first token came, `since_s` after its arrival."""
+        self._first_token.observe(since_s)
+
+    def next_token(self, since_s: float) -> None:
+        """A later token came, `since_s` after the one before it in the same answer."""
+        self._inter_token.observe(since_s)
+
+    def emitted(self) -> None:
+        """A token came."""
         self._generation_tokens.inc()
 
     def request_error(self, hook: str) -> None:
@@ -120,7 +127,7 @@ class RequestSpans:
             span.set_attributes(self._attributes(ended))
             if ended.error_type is not None:
                 span.set_attribute(names.ERROR_TYPE, ended.error_type)
-            if ended.finish_reason is FinishReason.ERROR:
+            if FinishReason.ERROR in ended.finish_reasons:
                 span.set_status(Status(StatusCode.ERROR))
             self._phases(span, ended)
         span.end(end_time=_wall_ns(journey, ended.ended_at))
@@ -141,20 +148,21 @@ class RequestSpans:
 
     def _attributes(self, ended: Ended) -> dict[str, str | int | float | list[str]]:
         journey = ended.journey
-        request = journey.submission.request
+        submission = journey.submission
+        sampling = submission.samples[0].request.sampling
         return {
-            names.OPERATION_NAME: journey.submission.operation,
+            names.OPERATION_NAME: submission.operation,
             names.PROVIDER_NAME: names.PROVIDER,
             names.REQUEST_MODEL: self._model_id,
             names.RESPONSE_MODEL: self._model_id,
-            names.RESPONSE_ID: request.request_id,
-            names.REQUEST_MAX_TOKENS: request.sampling.max_tokens,
-            names.REQUEST_TEMPERATURE: request.sampling.temperature,
-            names.REQUEST_TOP_P: request.sampling.top_p,
-            names.USAGE_INPUT_TOKENS: len(request.prompt_token_ids),
+            names.RESPONSE_ID: submission.request_id,
+            names.REQUEST_MAX_TOKENS: sampling.max_tokens,
+            names.REQUEST_TEMPERATURE: sampling.temperature,
+            names.REQUEST_TOP_P: sampling.top_p,
+            names.USAGE_INPUT_TOKENS: submission.prompt_tokens,
             names.USAGE_CACHED_TOKENS: journey.num_cached_tokens,
             names.USAGE_OUTPUT_TOKENS: journey.output_tokens,
-            names.RESPONSE_FINISH_REASONS: [ended.finish_reason.value],
+            names.RESPONSE_FINISH_REASONS: [reason.value for reason in ended.finish_reasons],
         }
 
 

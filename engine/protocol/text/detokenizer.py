@@ -22,6 +22,11 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._prompt_tail = self._partial_tail(prompt_ids)
 
+    @property
+    def partial(self) -> bool:
+        """Whether the latest character is not whole yet."""
+        return bool(self._prompt_tail or self._decoder.getstate()[0])
+
     def push(self, token_id: int) -> str:
         """The text that this token completes; "" while a character is incomplete."""
         data = self._bytes_of(token_id)

@@ -2,21 +2,26 @@
 
 
 class StopScanner:
-    """Finds the first stop string to become complete; it and all after it are never sent.
+    """Finds the first stop string to become complete; all after it is never sent.
 
-    Of several that complete at the same character the longest counts. Only text that may be the
-    start of a stop string is held back. The result does not depend on how the text is cut up.
+    Neither is the string itself, unless `include`. Of several that complete at the same character
+    the longest counts. Only text that may be the start of a stop string is held back. The result
+    does not depend on how the text is cut up.
     """
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    def __init__(self, stop: tuple[str, ...], *, include: bool = False) -> None:
         if "" in stop:
             raise ValueError("an empty stop string would stop everything")
         self._matchers = [_Matcher(text) for text in stop]
+        self._include = include
         self._held = ""
         self._stopped = False
 
-    def push(self, text: str) -> tuple[str, bool]:
-        """The text that is now safe to send, and whether a stop string was met."""
+    def push(self, text: str, *, armed: bool = True) -> tuple[str, bool]:
+        """The text that is now safe to send, and whether a stop string was met.
+
+        One that becomes complete in a text that is not `armed` is a text like any other.
+        """
         if self._stopped:
             return "", True
         if not self._matchers:
@@ -24,11 +29,11 @@ class StopScanner:
         pending = self._held + text
         for end, char in enumerate(text, start=len(self._held) + 1):
             found = max(matcher.advance(char) for matcher in self._matchers)
-            if found:
+            if found and armed:
                 self._held = ""
                 self._stopped = True
-                return pending[: end - found], True
-        safe = len(pending) - max(matcher.matched for matcher in self._matchers)
+                return pending[: end if self._include else end - found], True
+        safe = len(pending) - max(matcher.held for matcher in self._matchers)
         self._held = pending[safe:]
         return pending[:safe], False
 
@@ -39,24 +44,25 @@ class StopScanner:
 
 
 class _Matcher:
-    """Knuth-Morris-Pratt: `matched` characters of the pattern are the text's latest."""
+    """Knuth-Morris-Pratt: `held` characters of the pattern, and not all, are the text's latest."""
 
-    __slots__ = ("_borders", "_pattern", "matched")
+    __slots__ = ("_borders", "_pattern", "held")
 
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._borders = _borders(pattern)
-        self.matched = 0
+        self.held = 0
 
     def advance(self, char: str) -> int:
         """Take one character; returns the pattern's length when it is complete, else 0."""
-        matched = self.matched
+        matched = self.held
         while matched and self._pattern[matched] != char:
             matched = self._borders[matched - 1]
         if self._pattern[matched] == char:
             matched += 1
-        self.matched = matched
-        return matched if matched == len(self._pattern) else 0
+        complete = matched == len(self._pattern)
+        self.held = self._borders[matched - 1] if complete else matched
+        return matched if complete else 0
 
 
 def _borders(pattern: str) -> list[int]:
