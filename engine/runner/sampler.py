@@ -50,11 +50,16 @@ def choose(logits: Logits, params: SamplingParams, output_index: int) -> int:
     """The token id chosen from processed logits [vocabulary] without NaN."""
     if params.temperature <= 0 or params.top_k == 1:
         return int(logits.argmax())
+    kept, weights = candidates(logits, params)
+    return _pick(kept, weights, uniform(params.seed, output_index))
+
+
+def candidates(logits: Logits, params: SamplingParams) -> tuple[Ids | None, Probabilities]:
+    """The ids to draw from, ascending (None: all), and the weight of every id of the vocabulary."""
     weights = _softmax_weights(logits, params.temperature)
     if params.min_p > 0:
         weights[weights < params.min_p] = 0  # of the likeliest, whose weight is 1
-    kept = _kept(weights, logits, params)
-    return _pick(kept, weights, uniform(params.seed, output_index))
+    return _kept(weights, logits, params), weights
 
 
 def uniform(seed: int, output_index: int) -> float:
