@@ -23,7 +23,9 @@ class EngineSettings(BaseModel):
     max_num_seqs: int = Field(default=16, ge=1, le=1024)
     max_num_batched_tokens: int = Field(default=512, ge=1, le=65536)
     max_waiting: int = Field(default=1024, ge=1)
+    max_waiting_tokens: int = Field(default=1 << 22, ge=1)
     reserve: float = Field(default=0.02, ge=0.0, le=0.5)
+    thrash_governor: bool = True
     long_prefill_token_threshold: int = Field(default=0, ge=0)
     prefix_cache: bool = True
     threads: int | None = Field(default=None, ge=1, le=1024)

@@ -213,7 +213,18 @@ ENGINE_PREFIX_HITS: Final = CounterSpec(
     "Prompt tokens found in the prefix cache, once per request.",
 )
 ENGINE_RESERVE_BLOCKS: Final = GaugeSpec(
-    "evenhand_engine_reserve_blocks", "Blocks that admission leaves free."
+    "evenhand_engine_reserve_blocks",
+    "Blocks that admission leaves free now; the thrash governor moves it.",
+)
+ENGINE_BLOCKS_PINNED: Final = GaugeSpec(
+    "evenhand_engine_pinned_blocks", "Cached KV blocks that are kept from eviction."
+)
+ENGINE_BLOCKS_COPIED: Final = CounterSpec(
+    "evenhand_engine_copied_blocks_total",
+    "KV blocks copied so that a sample could write what it shared.",
+)
+ENGINE_BLOCKS_EVICTED: Final = CounterSpec(
+    "evenhand_engine_evicted_blocks_total", "Cached KV blocks given up for other requests."
 )
 ENGINE_STEP: Final = HistogramSpec(
     "evenhand_engine_step_seconds", "One engine step, all of it.", STEP_BUCKETS

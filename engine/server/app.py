@@ -18,7 +18,13 @@ from engine.protocol import shapes
 from engine.protocol.errors import InvalidRequest
 from engine.protocol.strict_json import parse_object
 from engine.protocol.telemetry import PROMETHEUS_CONTENT_TYPE, Telemetry
-from engine.protocol.wire import parse_chat, parse_completion, parse_tokenize
+from engine.protocol.wire import (
+    parse_chat,
+    parse_completion,
+    parse_erase,
+    parse_pin,
+    parse_tokenize,
+)
 from engine.server import asgi
 from engine.server.answers import ChatDialect, CompletionDialect
 from engine.server.errors import (
@@ -46,6 +52,8 @@ def create_app(service: EngineService, metrics: EngineMetrics, telemetry: Teleme
                 "POST", "/v1/completions", Generate(service, CompletionDialect(), parse_completion)
             ),
             _route("POST", "/tokenize", views.tokenize),
+            _route("POST", "/prefix/pin", views.pin),
+            _route("POST", "/cache/erase", views.erase),
             _route("POST", "/abort/{request_id:path}", views.abort),
             _route("GET", "/v1/models", views.models),
             _route("GET", "/capacity", views.capacity),
@@ -135,6 +143,16 @@ class _Views:
         limit = self._service.limits.max_model_len
         body = {"tokens": tokens, "count": len(tokens), "max_model_len": limit}
         await asgi.send_json(send, 200, body)
+
+    async def pin(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pin a prompt's cached blocks, or unpin them."""
+        request = parse_pin(parse_object(await asgi.read_body(scope, receive)))
+        await asgi.send_json(send, 200, await self._service.pin(request))
+
+    async def erase(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Erase a namespace; 409 while a running request uses it."""
+        request = parse_erase(parse_object(await asgi.read_body(scope, receive)))
+        await asgi.send_json(send, 200, await self._service.erase(request))
 
     async def abort(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """End a request in any state; idempotent. The blocks are back when the answer is sent."""

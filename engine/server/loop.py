@@ -88,7 +88,6 @@ class EngineLoop:
         self._wake = threading.Condition()
         self._stopping = False
         self._dead = False
-        self._steps_without_progress = 0
         self._thread = threading.Thread(target=self._run, name="engine-loop", daemon=True)
         self._aio: asyncio.AbstractEventLoop | None = None
         self.snapshot = Snapshot(self._core.stats(), sequence=0, stalled=False)
@@ -199,7 +198,7 @@ class EngineLoop:
 
     def _wait_for_work(self) -> None:
         with self._wake:
-            if self._steps_without_progress and not (self._commands or self._stopping):
+            if self.snapshot.stats.stalled_steps and not (self._commands or self._stopping):
                 self._wake.wait(IDLE_STEP_WAIT_S)
             while not (self._commands or self._stopping or self._core.has_work()):
                 self._wake.wait()
@@ -222,8 +221,6 @@ class EngineLoop:
             execute_s=self._runner.total_s - executing,
             batch_tokens=report.num_batch_tokens,
         )
-        idle = report.num_batch_tokens == 0 and self._core.has_work()
-        self._steps_without_progress = self._steps_without_progress + 1 if idle else 0
         return report
 
     def _apply_commands(self) -> None:
@@ -251,7 +248,7 @@ class EngineLoop:
     def _publish(self) -> None:
         stats = self._core.stats()
         self._metrics.published(stats)
-        stalled = self._steps_without_progress >= STALLED_STEPS
+        stalled = stats.stalled_steps >= STALLED_STEPS
         self.snapshot = Snapshot(stats, self.snapshot.sequence + 1, stalled)
 
     def _flush(self) -> None:

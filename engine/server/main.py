@@ -4,6 +4,7 @@ import gc
 import importlib.metadata
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from engine.core.engine_core import CoreConfig
 from engine.model.load import available_cores, load_model
@@ -19,6 +20,9 @@ from engine.settings import EngineSettings
 from kernels.cpu.jit import set_kernel_threads
 
 log = logging.getLogger(__name__)
+
+MAX_RESERVE: Final = 0.10
+"""How far the thrash governor may raise the share of blocks that admission leaves free."""
 
 
 def run(
@@ -67,9 +71,11 @@ def core_config(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         reserve=settings.reserve,
+        max_reserve=MAX_RESERVE if settings.thrash_governor else settings.reserve,
         prefix_cache=settings.prefix_cache,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         max_waiting_requests=settings.max_waiting,
+        max_waiting_tokens=settings.max_waiting_tokens,
         windows=windows,
     )
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from opentelemetry.context import Context
 
+from engine.core.errors import NamespaceInUse, PinLimit
 from engine.core.request import Request, SamplingParams
 from engine.protocol.checks import visible_ascii
 from engine.protocol.errors import InvalidRequest
@@ -17,6 +18,8 @@ from engine.protocol.requests import (
     ChatRequest,
     CompletionRequest,
     EngineFields,
+    EraseRequest,
+    PinRequest,
     Prompt,
     Sampling,
 )
@@ -24,7 +27,7 @@ from engine.protocol.text.detokenizer import Detokenizer
 from engine.protocol.text.model import TextModel
 from engine.protocol.text.stop import StopScanner
 from engine.server.answers import Dialect
-from engine.server.errors import EngineDraining, ModelNotFound
+from engine.server.errors import CacheInUse, EngineDraining, ModelNotFound, PinLimitReached
 from engine.server.journey import Sample, Submission
 from engine.server.loop import EngineLoop
 from engine.server.output import Echo, OutputText, TokenListing, echo_of
@@ -189,8 +192,36 @@ class EngineService:
     def _detokenizer(self, sampling: Sampling, prompt: Sequence[int]) -> Detokenizer:
         return self.text.detokenizer(prompt, special=not sampling.skip_special_tokens)
 
+    async def pin(self, request: PinRequest) -> dict[str, int]:
+        """Keep a prompt's cached blocks from eviction, or let them go; the body of the answer.
+
+        Raises InvalidRequest, ModelNotFound, PinLimitReached.
+        """
+        self.require_model(request.model)
+        prompt = await self.encode(request.prompt)
+        pinned = 0
+        try:
+            if request.pinned:
+                pinned = await self.loop.call(lambda core: core.pin(request.cache_salt, prompt))
+            else:
+                await self.loop.call(lambda core: core.unpin(request.cache_salt, prompt))
+        except PinLimit as error:
+            raise PinLimitReached from error
+        return {"pinned_tokens": pinned, "prompt_tokens": len(prompt)}
+
+    async def erase(self, request: EraseRequest) -> dict[str, int]:
+        """Forget what is cached in a namespace; the body of the answer. Raises CacheInUse."""
+        try:
+            erased = await self.loop.call(lambda core: core.erase(request.cache_salt))
+        except NamespaceInUse as error:
+            raise CacheInUse from error
+        return {"erased_blocks": erased}
+
     def capacity(self) -> dict[str, Any]:
-        """The body of `GET /capacity`; KV figures in tokens, `total` without the reserve."""
+        """The body of `GET /capacity`; KV figures in tokens, `total` without the reserve.
+
+        What is pinned is cached or held as well.
+        """
         snapshot, block_size = self.loop.snapshot, self.limits.block_size
         stats = snapshot.stats
         return {
@@ -205,6 +236,7 @@ class EngineService:
                 "free": stats.free_blocks * block_size,
                 "cached": stats.cached_blocks * block_size,
                 "held": stats.held_blocks * block_size,
+                "pinned": stats.pinned_blocks * block_size,
             },
             "sequence": snapshot.sequence,
         }

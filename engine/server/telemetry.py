@@ -71,6 +71,8 @@ class EngineMetrics:
             (names.ENGINE_PREFIX_QUERIES, "prefix_query_tokens"),
             (names.ENGINE_PREFIX_HITS, "prefix_hit_tokens"),
             (names.ENGINE_NO_PROGRESS_STEPS, "no_progress_steps"),
+            (names.ENGINE_BLOCKS_COPIED, "copied_blocks"),
+            (names.ENGINE_BLOCKS_EVICTED, "evicted_blocks"),
         ):
             registry.counter(*spec).callback(self._reader(member))
 
@@ -79,6 +81,7 @@ class EngineMetrics:
             (names.ENGINE_REQUESTS_RUNNING, "running"),
             (names.ENGINE_REQUESTS_WAITING, "waiting"),
             (names.ENGINE_RESERVE_BLOCKS, "reserve_blocks"),
+            (names.ENGINE_BLOCKS_PINNED, "pinned_blocks"),
         ):
             registry.gauge(*spec).callback(self._reader(member))
         registry.gauge(*names.ENGINE_KV_BLOCKS).callback(self._kv_blocks)

@@ -166,7 +166,7 @@ async def test_models_and_capacity(client):
         "running": 0,
         "waiting": 0,
         "block_size": 16,
-        "kv_tokens": {"total": (64 - 2) * 16, "free": 1024, "cached": 0, "held": 0},
+        "kv_tokens": {"total": (64 - 2) * 16, "free": 1024, "cached": 0, "held": 0, "pinned": 0},
     }
 
 

@@ -28,12 +28,25 @@ def test_settings_reach_the_core():
             prefix_cache=False,
             long_prefill_token_threshold=16,
             max_waiting=7,
+            max_waiting_tokens=5000,
         )
     )
     assert (config.block_size, config.max_num_seqs, config.max_num_batched_tokens) == (8, 3, 32)
     assert (config.reserve_blocks, config.prefix_cache) == (10, False)
     assert config.windows == (None, 64)
     assert (config.long_prefill_token_threshold, config.max_waiting_requests) == (16, 7)
+    assert config.max_waiting_tokens == 5000
+
+
+@pytest.mark.parametrize(("governor", "highest"), [(True, 0.10), (False, 0.05)])
+def test_the_governor_may_raise_the_reserve_or_not(governor, highest):
+    config = sizes(EngineSettings(reserve=0.05, thrash_governor=governor))
+    assert (config.reserve, config.max_reserve) == (0.05, highest)
+
+
+def test_a_queue_too_small_for_the_longest_prompt_is_refused():
+    with pytest.raises(ValueError, match="max_waiting_tokens"):
+        sizes(EngineSettings(max_waiting_tokens=100))
 
 
 @pytest.mark.parametrize(("wanted", "got"), [(None, 2048), (512, 512), (9999, 2048)])
