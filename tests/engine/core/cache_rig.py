@@ -121,10 +121,6 @@ class CacheRig:
         self.check()
         return True
 
-    def can_be_forked(self, sibling: Request) -> bool:
-        """Not while copies into its own blocks are still to be made."""
-        return sibling.request_id not in self._copies
-
     def fork(self, sibling: Request, wanted: Request, reserve: int = 0):
         """Fork; the copies wait for the request's next row. A refusal must change nothing."""
         before = self.state()
