@@ -7,7 +7,7 @@ sequence's tokens or another group's layers, one that two rows write, a copy tha
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import accumulate
 from math import log
@@ -147,22 +147,31 @@ class FakeRunner:
 
     def _compute(self, row: ScheduledRow, tokens: Sequence[int]) -> None:
         """Check every earlier position that the row attends to, and write its own, per group."""
-        stop, size = row.start + len(row.token_ids), self._block_size
-        states = [
-            *accumulate(tokens[:stop], lambda before, token: hash((before, token)), initial=_ROOT)
-        ]
+        stop = row.start + len(row.token_ids)
+        states = list(accumulate(tokens[:stop], _following, initial=_ROOT))[1:]
         for group, table in enumerate(row.block_tables):
-            for position in range(_first_needed(row.start, self._windows[group]), row.start):
-                block_id = table[position // size]
-                held = self._memory[block_id][position % size]
-                if held != states[position + 1] or self._group[block_id] != group:
+            needed = _first_needed(row.start, self._windows[group])
+            for block_id, slots, positions in self._parts(table, needed, row.start):
+                held = self._memory[block_id][slots]
+                if held != states[positions] or self._group[block_id] != group:
                     raise FakeRunnerError(
-                        f"{row.request_id}: block {block_id} does not hold position {position}"
+                        f"{row.request_id}: block {block_id} does not hold what "
+                        f"position {positions.start} and on need"
                     )
-            for position in range(row.start, stop):
-                block_id = table[position // size]
-                self._memory[block_id][position % size] = states[position + 1]
+            for block_id, slots, positions in self._parts(table, row.start, stop):
+                self._memory[block_id][slots] = states[positions]
                 self._group[block_id] = group
+
+    def _parts(
+        self, table: Sequence[int], start: int, stop: int
+    ) -> Iterator[tuple[int, slice, slice]]:
+        """The blocks of the positions start to stop - 1, with the slots and positions in each."""
+        size = self._block_size
+        while start < stop:
+            end = min(stop, (start // size + 1) * size)
+            slot = start % size
+            yield table[start // size], slice(slot, slot + end - start), slice(start, end)
+            start = end
 
     def _sample(self, row: ScheduledRow, tokens: Sequence[int]) -> SampledToken:
         params = row.params
@@ -176,6 +185,11 @@ class FakeRunner:
         rank = (token_id - most_likely) % size + 1
         top = [((most_likely + index) % size, -(index + 1) * log(2)) for index in range(count or 0)]
         return Logprobs(token_id, -rank * log(2), rank, tuple(top))
+
+
+def _following(state: int, token_id: int) -> int:
+    """What a slot stands for: its token after the whole history before it."""
+    return hash((state, token_id))  # of integers: the same in every process
 
 
 def _first_needed(position: int, window: int | None) -> int:

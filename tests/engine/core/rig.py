@@ -7,11 +7,13 @@ from engine.core.batch import RunnerOutput, ScheduledBatch, ScheduledRow, StepRe
 from engine.core.config import CoreConfig
 from engine.core.engine_core import EngineCore
 from engine.core.errors import RunnerContractError
-from engine.core.request import FinishReason, Request, RequestStatus, SamplingParams
-from engine.runner.fake import FakeRunner, hashed_token
+from engine.core.request import NO_BLOCK, FinishReason, Request, RequestStatus, SamplingParams
+from engine.runner.fake import FakeRunner, hashed_token, seeded
+from tests.engine.core.referee import Referee
 
 VOCAB = 50
 next_token = hashed_token(VOCAB)
+choose = seeded(VOCAB)
 
 
 class RunnerDownError(Exception):
@@ -43,9 +45,17 @@ def request(
     *,
     stop: Sequence[int] = (),
     use_cache: bool = True,
+    **sampling,
 ) -> Request:
-    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset(stop))
-    return Request(request_id, tuple(prompt), sampling, namespace, use_cache=use_cache)
+    params = SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset(stop), **sampling)
+    return Request(request_id, tuple(prompt), params, namespace, use_cache=use_cache)
+
+
+def samples(name: str, count: int, prompt: Sequence[int], *rest, **changes) -> list[Request]:
+    """`count` samples of one prompt, each with a seed of its own."""
+    return [
+        request(f"{name}/{index}", prompt, *rest, seed=index, **changes) for index in range(count)
+    ]
 
 
 def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
@@ -57,7 +67,7 @@ def expected_output(wanted: Request, max_sequence_tokens: int) -> tuple[list[int
     """What the request must produce, whatever runs beside it."""
     known, output = list(wanted.prompt_token_ids), []
     while True:
-        output.append(next_token(known + output))
+        output.append(choose(next_token(known + output), len(output), wanted.sampling))
         if output[-1] in wanted.sampling.stop_token_ids:
             return output, FinishReason.STOP
         if (
@@ -67,34 +77,52 @@ def expected_output(wanted: Request, max_sequence_tokens: int) -> tuple[list[int
             return output, FinishReason.LENGTH
 
 
+def rank(known: Sequence[int], token_id: int) -> int:
+    """The rank that the fake runner gives the token after these."""
+    return (token_id - next_token(known)) % VOCAB + 1
+
+
 class NaivePrefixCache:
     """Which block holds which prefix, by the tokens themselves instead of by hash."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, windows: Sequence[int | None]) -> None:
         self._block_size = block_size
-        self._blocks: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._windows = windows
+        self._blocks: dict[tuple[int, str, tuple[int, ...]], int] = {}
 
     def allocated(self, block_ids: Sequence[int]) -> None:
         for prefix in [key for key, block in self._blocks.items() if block in block_ids]:
+            del self._blocks[prefix]
+
+    def erased(self, namespace: str) -> None:
+        for prefix in [key for key in self._blocks if key[1] == namespace]:
             del self._blocks[prefix]
 
     def computed(self, wanted: Request, row: ScheduledRow) -> None:
         """The first copy of a prefix is the one found; a later copy is never, even after it."""
         known = (*wanted.prompt_token_ids, *wanted.output_token_ids)
         stop, size = row.start + len(row.token_ids), self._block_size
-        for index in range(row.start // size, stop // size):
-            prefix = (wanted.namespace, known[: (index + 1) * self._block_size])
-            self._blocks.setdefault(prefix, row.block_tables[0][index])
+        for group, table in enumerate(row.block_tables):
+            for index in range(row.start // size, stop // size):
+                prefix = (group, wanted.namespace, known[: (index + 1) * size])
+                self._blocks.setdefault(prefix, table[index])
 
-    def hits(self, wanted: Request) -> list[int]:
+    def hits(self, wanted: Request) -> tuple[list[int], ...]:
+        """The longest prefix of whole blocks after which every window is covered."""
         known = (*wanted.prompt_token_ids, *wanted.output_token_ids)
-        found: list[int] = []
-        for stop in range(self._block_size, len(known), self._block_size):
-            block = self._blocks.get((wanted.namespace, known[:stop]))
-            if block is None:
-                break
-            found.append(block)
-        return found
+        size = self._block_size
+        for length in range((len(known) - 1) // size, 0, -1):
+            tables = []
+            for group, window in enumerate(self._windows):
+                first = 0 if window is None else max(0, length * size - window + 1) // size
+                found = [
+                    self._blocks.get((group, wanted.namespace, known[: (index + 1) * size]))
+                    for index in range(first, length)
+                ]
+                tables.append([NO_BLOCK] * first + found)
+            if all(None not in table for table in tables):
+                return tuple(tables)
+        return tuple([] for _ in self._windows)
 
 
 class Rig:
@@ -106,24 +134,25 @@ class Rig:
         self.requests: dict[str, Request] = {}
         self.batches: list[ScheduledBatch] = []
         self.reports: list[StepReport] = []
-        self.cut: set[str] = set()  # failed on demand
         self.broken: set[str] = set()  # requests whose rows the runner cannot compute
         self.unsampled: set[str] = set()  # requests for which it cannot choose a token
+        self.cut: set[str] = set()  # requests that failed on demand
         self.executions = 0
         self._runner = FakeRunner(
             settings.num_blocks,
             settings.block_size,
             VOCAB,
+            choose=choose,
             windows=settings.windows,
         )
         self.core = EngineCore(settings, self, preemption or self.forced)
         self.pool = self.core._kv_cache.pool
         self.running = self.core._scheduler._running
-        self._twin = NaivePrefixCache(settings.block_size)
+        self._forces = preemption is not None
+        self._scores: dict[object, dict[int, object]] = {}  # by family and prompt position
+        self._twin = NaivePrefixCache(settings.block_size, settings.windows)
         self._watch()
-
-    def known(self, wanted: Request) -> list[int]:
-        return [*wanted.prompt_token_ids, *wanted.output_token_ids]
+        self._referee = Referee(settings, self.core._scheduler, self.pool)
 
     def add(self, wanted: Request, *siblings: Request) -> Request:
         """Add a request, or all samples of one prompt; the first of them."""
@@ -131,11 +160,20 @@ class Rig:
         self.requests |= {added.request_id: added for added in (wanted, *siblings)}
         return wanted
 
+    def known(self, wanted: Request) -> list[int]:
+        return [*wanted.prompt_token_ids, *wanted.output_token_ids]
+
+    def erase(self, namespace: str) -> int:
+        erased = self.core.erase(namespace)
+        self._twin.erased(namespace)
+        return erased
+
     def execute(self, batch: ScheduledBatch) -> RunnerOutput:
         """The runner's side of the step, with the batch's own rules checked first."""
         self.executions += 1
         if not self.batches or self.batches[-1].step != batch.step:
             self.batches.append(batch)
+            self._referee.check_batch(batch)
         assert batch.num_tokens <= self.config.max_num_batched_tokens
         assert len(self.running) <= self.config.max_num_seqs
         scheduled = [self.requests[row.request_id] for row in batch.rows]
@@ -153,21 +191,14 @@ class Rig:
     def step(self) -> StepReport:
         """One step; checks accounting, progress of the oldest and of the engine as a whole."""
         oldest = self.running[0] if self.running else None
-        forced = bool(self.forced.request_ids)
+        forced = self._forces or bool(self.forced.request_ids)
         before = oldest.num_computed_tokens if oldest else 0
+        self._referee.begin_step(may_force=forced)
         report = self.core.step()
         self.reports.append(report)
         self.check()
-        for failure in report.failed:
-            if not isinstance(failure.error, RunnerDownError | RunnerContractError):
-                raise failure.error
-            self.cut.add(failure.request_id)
-        rows = self.batches[-1].rows if report.num_batch_tokens else ()
-        scheduled = {row.request_id for row in rows}
-        assert {admission.request_id for admission in report.admitted} <= scheduled
-        if report.num_preempted:
-            assert not report.admitted
-        if not forced and self.core._scheduler._preemption is self.forced:
+        self._check_report(report)
+        if not forced:
             if oldest is not None and oldest.status is not RequestStatus.FINISHED:
                 assert oldest.num_computed_tokens > before
             assert report.num_batch_tokens > 0 or not self.core.has_work()
@@ -191,19 +222,50 @@ class Rig:
             self.step()
         raise AssertionError("some request never ended")
 
-    def run(self, wanted: Request) -> Request:
-        self.add(wanted)
+    def run(self, wanted: Request, *siblings: Request) -> Request:
+        self.add(wanted, *siblings)
         self.drain()
         return wanted
 
     def assert_output(self, wanted: Request) -> None:
         output, reason = expected_output(wanted, self.config.max_sequence_tokens)
         assert (wanted.output_token_ids, wanted.finish_reason) == (output, reason)
+        if wanted.sampling.prompt_logprobs is not None:
+            positions = range(1, len(wanted.prompt_token_ids))
+            assert sorted(self._scores.get(wanted.family, ())) == list(positions)
+
+    def _check_report(self, report: StepReport) -> None:
+        """Errors are those asked for; scores are right, and none comes a second time."""
+        rows = self.batches[-1].rows if report.num_batch_tokens else ()
+        scheduled = {row.request_id for row in rows}
+        assert {admission.request_id for admission in report.admitted} <= scheduled
+        if report.num_preempted:
+            assert not report.admitted
+        for failure in report.failed:
+            if not isinstance(failure.error, RunnerDownError | RunnerContractError):
+                raise failure.error
+            self.cut.add(failure.request_id)
+        for part in report.scored:
+            wanted = self.requests[part.request_id]
+            scores = self._scores.setdefault(wanted.family, {})
+            for position, score in enumerate(part.logprobs, part.start):
+                assert position not in scores
+                scores[position] = score
+                prompt = wanted.prompt_token_ids
+                assert score.token_id == prompt[position]
+                assert score.rank == rank(prompt[:position], score.token_id)
+                assert len(score.top) == wanted.sampling.prompt_logprobs
+        for token in report.emitted:
+            wanted = self.requests[token.request_id]
+            assert (token.logprobs is None) == (wanted.sampling.logprobs is None)
+            if token.logprobs is not None:
+                known = [*wanted.prompt_token_ids, *wanted.output_token_ids[:-1]]
+                assert token.logprobs.rank == rank(known, token.token_id)
 
     def _watch(self) -> None:
         """Compare every lookup with the twin, and check the reserve at every admission."""
         cache, pool = self.core._kv_cache, self.pool
-        allocate, lookup, admit = pool.allocate, cache.lookup, cache.admit
+        allocate, lookup, release_pins = pool.allocate, cache.lookup, cache.release_pins
 
         def watched_allocate(count):
             taken = allocate(count)
@@ -212,19 +274,35 @@ class Rig:
 
         def watched_lookup(wanted):
             hits = lookup(wanted)
-            allowed = self.config.prefix_cache and wanted.use_cache
-            assert hits == (self._twin.hits(wanted) if allowed else [],)
+            looks_up = wanted.use_cache and wanted.sampling.prompt_logprobs is None
+            allowed = self.config.prefix_cache and looks_up
+            empty = tuple([] for _ in self.config.windows)
+            assert hits == (self._twin.hits(wanted) if allowed else empty)
             return hits
 
-        def watched_admit(wanted, reserve_blocks):
+        def watched_release_pins():
+            assert len(self.running) <= 1
+            return release_pins()
+
+        pool.allocate, cache.lookup = watched_allocate, watched_lookup
+        cache.admit = self._guarded(cache.admit, bool)
+        cache.fork = self._guarded(cache.fork, lambda placed: placed is not None)
+        cache.release_pins = watched_release_pins
+
+    def _guarded(self, place, succeeded):
+        """A placement that takes nothing when it fails, and leaves the reserve when it succeeds."""
+        pool = self.pool
+
+        def watched(*arguments):
+            wanted = arguments[-2]
             runs = bool(self.running)
             order, held = pool.eviction_order(), pool.num_held
-            admitted = admit(wanted, reserve_blocks)
-            if not admitted:
+            placed = place(*arguments)
+            if not succeeded(placed):
                 assert (pool.eviction_order(), pool.num_held) == (order, held)
                 assert not wanted.block_tables
             elif runs:
-                assert pool.num_idle >= self.core._scheduler.reserve_blocks
-            return admitted
+                assert pool.num_idle >= self.core.stats().reserve_blocks
+            return placed
 
-        pool.allocate, cache.lookup, cache.admit = watched_allocate, watched_lookup, watched_admit
+        return watched

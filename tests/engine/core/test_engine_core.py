@@ -9,10 +9,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.core.batch import RunnerOutput
-from engine.core.errors import IntegrityError, NeverFits, RunnerContractError
+from engine.core.errors import (
+    IntegrityError,
+    NamespaceInUse,
+    NeverFits,
+    PinLimit,
+    RunnerContractError,
+)
 from engine.core.preemption import PreemptEvery
 from engine.core.request import FinishReason, RequestStatus
-from tests.engine.core.rig import Rig, RunnerDownError, config, expected_output, request, tokens
+from tests.engine.core.rig import (
+    Rig,
+    RunnerDownError,
+    config,
+    expected_output,
+    request,
+    samples,
+    tokens,
+)
 
 
 def test_a_step_reports_the_admission_before_the_first_token():
@@ -237,10 +251,17 @@ def test_b7_output_with_forced_preemption_equals_output_without(every, prefix_ca
 WANTED = st.tuples(
     st.integers(1, 90),  # prompt tokens
     st.sampled_from([False, False, True]),  # whether it differs from the first token on
-    st.integers(1, 40),  # max_tokens
-    st.sampled_from(["a", "a", "a", "b"]),  # namespace
-    st.sampled_from([True, True, True, False]),  # use_cache
-    st.sampled_from([(), (), (1, 2, 3)]),  # stop tokens
+    st.sampled_from([1, 1, 1, 2, 5]),  # samples
+    st.fixed_dictionaries(
+        {
+            "max_tokens": st.integers(1, 40),
+            "namespace": st.sampled_from(["a", "a", "a", "b"]),
+            "use_cache": st.sampled_from([True, True, True, False]),
+            "stop": st.sampled_from([(), (), (1, 2, 3)]),
+            "logprobs": st.sampled_from([None, None, 2]),
+            "prompt_logprobs": st.sampled_from([None, None, None, 1]),
+        }
+    ),
 )
 
 
@@ -249,46 +270,40 @@ class Lives(RuleBasedStateMachine):
 
     @initialize(
         num_blocks=st.integers(3, 30),
-        block_size=st.sampled_from([1, 4, 4, 8]),
-        max_num_seqs=st.integers(1, 6),
-        budget=st.integers(6, 70),
-        reserve=st.sampled_from([0, 0.02, 0.3]),
-        threshold=st.sampled_from([0, 5]),
-        prefix_cache=st.sampled_from([True, True, True, False]),
+        changes=st.fixed_dictionaries(
+            {
+                "block_size": st.sampled_from([1, 4, 4, 8]),
+                "max_num_seqs": st.integers(1, 6),
+                "max_num_batched_tokens": st.integers(6, 70),
+                "reserve": st.sampled_from([0, 0.02, 0.3]),
+                "long_prefill_token_threshold": st.sampled_from([0, 0, 5]),
+                "prefix_cache": st.sampled_from([True, True, True, False]),
+                "max_passes": st.sampled_from([0, 1, 8]),
+                "windows": st.sampled_from([(None,), (None,), (None, 5), (9,)]),
+            }
+        ),
     )
-    def make(self, num_blocks, block_size, max_num_seqs, budget, reserve, threshold, prefix_cache):
-        self.rig = Rig(
-            config(
-                num_blocks,
-                block_size=block_size,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=budget,
-                reserve=reserve,
-                long_prefill_token_threshold=threshold,
-                prefix_cache=prefix_cache,
-                max_model_len=200,
-            )
-        )
+    def make(self, num_blocks, changes):
+        self.rig = Rig(config(num_blocks, max_model_len=200, **changes))
         self.num_added = 0
         self.cut: set[str] = set()
+        self.pinned: list[tuple[str, tuple[int, ...]]] = []
 
     def live(self):
         return sorted(self.rig.core._scheduler.requests)
 
     @rule(burst=st.lists(WANTED, min_size=1, max_size=5))
     def add(self, burst):
-        for length, diverges, max_tokens, namespace, use_cache, stop in burst:
+        for length, diverges, count, changes in burst:
             shared = 0 if diverges else length - length // 5
             prompt = (*tokens(length)[:shared], *tokens(length - shared, self.num_added))
             self.num_added += 1
-            wanted = request(
-                f"r{self.num_added}", prompt, max_tokens, namespace, stop=stop, use_cache=use_cache
-            )
+            wanted = samples(f"r{self.num_added}", count, prompt, **changes)
             if length >= self.rig.config.max_sequence_tokens:
                 with pytest.raises(NeverFits):
-                    self.rig.core.add(wanted)
+                    self.rig.core.add(*wanted)
             else:
-                self.rig.add(wanted)
+                self.rig.add(*wanted)
 
     @rule(count=st.integers(1, 12))
     def step(self, count):
@@ -319,6 +334,32 @@ class Lives(RuleBasedStateMachine):
         report = self.rig.step()
         assert {failure.request_id for failure in report.failed} <= guilty
         self.rig.broken = self.rig.unsampled = set()
+
+    @precondition(lambda self: self.rig.requests)
+    @rule(data=st.data())
+    def pin(self, data):
+        wanted = self.rig.requests[data.draw(st.sampled_from(sorted(self.rig.requests)))]
+        prefix = (wanted.namespace, wanted.prompt_token_ids)
+        try:
+            if self.rig.core.pin(*prefix):
+                self.pinned.append(prefix)
+        except PinLimit:
+            self.rig.check()
+
+    @precondition(lambda self: self.pinned)
+    @rule()
+    def unpin(self):
+        self.rig.core.unpin(*self.pinned.pop())
+        self.rig.check()
+
+    @rule(namespace=st.sampled_from("ab"))
+    def erase(self, namespace):
+        if any(wanted.namespace == namespace for wanted in self.rig.running):
+            with pytest.raises(NamespaceInUse):
+                self.rig.core.erase(namespace)
+        else:
+            self.rig.erase(namespace)
+        self.rig.check()
 
     def teardown(self):
         if hasattr(self, "rig"):

@@ -41,9 +41,9 @@ def test_a_shared_prefix_is_read_through_another_table(runner):
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (row("gap", PROMPT[9:], 9, [0, 1, 2]), "position 8"),  # it was never written
+        (row("gap", PROMPT[9:], 9, [0, 1, 2]), "block 2 does not hold"),  # it was never written
         (row("short table", PROMPT[8:], 8, [0, 1]), "too short"),
-        (row("swapped blocks", PROMPT[8:], 8, [1, 0, 3]), "position 0"),
+        (row("swapped blocks", PROMPT[8:], 8, [1, 0, 3]), "block 1 does not hold"),
         (row("same block twice", PROMPT[8:], 8, [0, 0, 3]), "not sets of blocks"),
         (row("no such block", PROMPT[8:], 8, [0, 1, 9]), "not sets of blocks"),
         (row("a block gone", PROMPT[8:], 8, [NO_BLOCK, 1, 3]), "in the window is gone"),
@@ -65,7 +65,7 @@ def test_an_impossible_row_is_refused(runner, bad, why):
 def test_a_block_reused_while_still_in_a_table_is_noticed(runner):
     runner.execute(batch(row("first", PROMPT, 0, [0, 1, 2])))
     runner.execute(batch(row("thief", PROMPT[:4], 0, [1], samples=False)))
-    with pytest.raises(FakeRunnerError, match="does not hold position 4"):
+    with pytest.raises(FakeRunnerError, match="block 1 does not hold"):
         runner.execute(batch(row("first", (5,), 10, [0, 1, 2], prompt=(*PROMPT, 5))))
 
 
@@ -77,7 +77,7 @@ def test_two_rows_may_not_write_one_block(runner):
 def test_a_hit_on_another_sequence_is_noticed(runner):
     other = PROMPT[::-1]
     runner.execute(batch(row("theirs", other, 0, [0, 1, 2], prompt=other)))
-    with pytest.raises(FakeRunnerError, match="does not hold position 0"):
+    with pytest.raises(FakeRunnerError, match="block 0 does not hold"):
         runner.execute(batch(row("mine", PROMPT[4:], 4, [0, 3, 4])))
 
 
@@ -91,7 +91,7 @@ def test_a_batch_must_count_its_tokens_and_name_each_request_once(runner):
 def test_a_copied_block_goes_on_where_its_source_was(runner):
     runner.execute(batch(row("first", PROMPT, 0, [0, 1, 2])))
     forked = row("second", PROMPT[9:], 9, [0, 1, 3])
-    with pytest.raises(FakeRunnerError, match="does not hold position 8"):
+    with pytest.raises(FakeRunnerError, match="block 3 does not hold"):
         runner.execute(batch(forked))
     output = runner.execute(batch(forked, copies=(BlockCopy(2, 3),)))
     assert output.sampled["second"].token_id == hashed_token(100)(PROMPT)
