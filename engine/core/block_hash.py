@@ -6,10 +6,12 @@ version, model digest, then the namespace (a sequence's first block) or the pare
 encode to the same bytes, and equal keys mean equal models, namespaces and token prefixes.
 """
 
+import sys
+from array import array
 from collections.abc import Sequence
 from enum import IntEnum
 from hashlib import sha256
-from struct import Struct, pack
+from struct import Struct
 
 
 class Tag(IntEnum):
@@ -41,39 +43,46 @@ def group_key(key: bytes, group: int) -> bytes:
     return key if group == 0 else key + group.to_bytes(4, "big")
 
 
-class BlockHasher:
-    """Derives block keys for one model and block size; every cache tier uses the same keys."""
+def _big_endian(token_ids: Sequence[int]) -> bytes:
+    """The token ids as u32be. Raises OverflowError for one that is none."""
+    words = array("I", token_ids)
+    if sys.byteorder == "little":
+        words.byteswap()
+    return words.tobytes()
 
-    __slots__ = ("_block_bytes", "_block_size", "_child", "_root", "_tokens_frame")
+
+class BlockHasher:
+    """Derives block keys for one model and block size; every cache tier uses the same keys.
+
+    What all messages begin with is hashed once and copied.
+    """
+
+    __slots__ = ("_block_size", "_child", "_root", "_split", "_tokens_frame")
 
     def __init__(self, model_digest: bytes, block_size: int) -> None:
         header = frame(Tag.VERSION, _VERSION) + frame(Tag.MODEL, model_digest)
         self._root = sha256(header)
         self._child = sha256(header + _FRAME.pack(Tag.PARENT, _KEY_BYTES))
         self._block_size = block_size
-        self._block_bytes = 4 * block_size
+        self._split = Struct(f"{4 * block_size}s").iter_unpack
         self._tokens_frame = _FRAME.pack(Tag.TOKENS, 4 * block_size)
 
     def keys(self, namespace: str, parent: bytes | None, token_ids: Sequence[int]) -> list[bytes]:
         """The keys of the full blocks in `token_ids`; what is left after them is ignored.
 
         `parent` is the key of the block before them, None at the start of a sequence; only there
-        is the namespace hashed, as every later key inherits it. What all messages begin with is
-        hashed once and copied, which saves a third of the hashing.
+        is the namespace hashed, as every later key inherits it.
         """
         num_tokens = len(token_ids) // self._block_size * self._block_size
-        packed = pack(f">{num_tokens}I", *token_ids[:num_tokens])
-        blocks = [
-            packed[at : at + self._block_bytes] for at in range(0, len(packed), self._block_bytes)
-        ]
+        tokens_frame, copy = self._tokens_frame, self._child.copy
         keys: list[bytes] = []
-        for block in blocks:
+        for (block,) in self._split(_big_endian(token_ids[:num_tokens])):
             if parent is None:
                 message = self._root.copy()
                 parent = frame(Tag.NAMESPACE, namespace.encode())
             else:
-                message = self._child.copy()
-            message.update(parent + self._tokens_frame + block)
+                message = copy()
+            message.update(parent + tokens_frame + block)
             parent = message.digest()
             keys.append(parent)
         return keys
