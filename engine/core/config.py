@@ -73,5 +73,9 @@ class CoreConfig:
         """The most tokens, prompt and output, one request can have: context or whole pool."""
         return min(self.max_model_len, self.num_blocks // len(self.windows) * self.block_size)
 
+    def tokens_in(self, num_blocks: int) -> int:
+        """How many tokens so many blocks hold, as each takes a slot in every page group."""
+        return num_blocks * self.block_size // len(self.windows)
+
     def _blocks(self, share: Fraction | float) -> int:
         return ceil(Fraction(str(share)) * self.num_blocks)

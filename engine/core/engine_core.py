@@ -132,7 +132,7 @@ class EngineCore:
             total_blocks=pool.num_blocks,
             pinned_blocks=pool.num_pinned,
             reserve_blocks=reserve,
-            kv_tokens=(pool.num_blocks - reserve) * self.config.block_size,
+            kv_tokens=self.config.tokens_in(pool.num_blocks - reserve),
             preemptions=counts.preemptions,
             computed_tokens=counts.computed_tokens,
             recomputed_tokens=counts.recomputed_tokens,

@@ -63,9 +63,9 @@ class EngineLoop:
     """Owns one `EngineCore` and its thread.
 
     `start`, `submit`, `abort`, `fail_all` and `stop` are called on the event loop's thread;
-    `snapshot` and `alive` may be read anywhere. `on_ended` is told on the event loop about every
-    request that entered the core, however it ended. `prepare_thread` runs first on the thread
-    itself, for libraries that keep settings per thread.
+    `config`, `snapshot` and `alive` may be read anywhere. `on_ended` is told on the event loop
+    about every request that entered the core, however it ended. `prepare_thread` runs first on the
+    thread itself, for libraries that keep settings per thread.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class EngineLoop:
         preemption: PreemptionPolicy | None = None,
         prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
+        self.config = config
         self._runner = TimedRunner(runner)
         self._core = EngineCore(config, self._runner, preemption)
         self._metrics = metrics

@@ -222,7 +222,7 @@ class EngineService:
 
         What is pinned is cached or held as well.
         """
-        snapshot, block_size = self.loop.snapshot, self.limits.block_size
+        snapshot, tokens_in = self.loop.snapshot, self.loop.config.tokens_in
         stats = snapshot.stats
         return {
             "model": self.model_id,
@@ -230,13 +230,13 @@ class EngineService:
             "slots": self.limits.num_slots,
             "running": stats.running,
             "waiting": stats.waiting,
-            "block_size": block_size,
+            "block_size": self.limits.block_size,
             "kv_tokens": {
                 "total": stats.kv_tokens,
-                "free": stats.free_blocks * block_size,
-                "cached": stats.cached_blocks * block_size,
-                "held": stats.held_blocks * block_size,
-                "pinned": stats.pinned_blocks * block_size,
+                "free": tokens_in(stats.free_blocks),
+                "cached": tokens_in(stats.cached_blocks),
+                "held": tokens_in(stats.held_blocks),
+                "pinned": tokens_in(stats.pinned_blocks),
             },
             "sequence": snapshot.sequence,
         }

@@ -170,6 +170,12 @@ async def test_models_and_capacity(client):
     }
 
 
+async def test_capacity_is_of_whole_tokens_where_each_takes_a_slot_in_every_page_group(launch):
+    async with client_for(launch(windows=(None, None, 32))) as client:
+        tokens = (await client.get("/capacity"))["kv_tokens"]
+    assert (tokens["total"], tokens["free"]) == ((64 - 2) * 16 // 3, 64 * 16 // 3)
+
+
 async def test_the_header_names_a_request_and_comes_back(client):
     payload = completion(echo("x"))
     async with await client.post(
