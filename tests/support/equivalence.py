@@ -14,6 +14,7 @@ from engine.core.engine_core import CoreConfig, EngineCore
 from engine.core.preemption import PreemptionPolicy
 from engine.core.request import Request, SamplingParams
 from engine.runner.torch_runner import TorchRunner
+from tests.support.decoding import Decoding
 
 LOGIT_TOLERANCE = 1e-3
 GAP = 2e-3
@@ -21,11 +22,16 @@ GAP = 2e-3
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A prompt, the reference's greedy continuation and the logits it was chosen from."""
+    """A prompt, what the reference goes on with, and the logits [output, vocabulary] of that."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     logits: torch.Tensor
+
+    @classmethod
+    def of(cls, decoding: Decoding) -> "Case":
+        """The output's part of a decoding, however it was chosen."""
+        return cls(decoding.prompt, decoding.output, decoding.logits[len(decoding.prompt) - 1 :])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +56,9 @@ def reference_case(model: LlamaForCausalLM, prompt: Sequence[int], num_tokens: i
     output = tokens[0, len(prompt) :].tolist()
     assert len(output) == num_tokens
     whole = model(tokens[:, :-1], use_cache=False, logits_to_keep=num_tokens)
-    return Case(tuple(prompt), tuple(output), whole.logits[0].clone())
+    logits = whole.logits[0].clone()
+    assert not ((logits.argmax(-1) != torch.tensor(output)) & _clear(logits)).any()
+    return Case(tuple(prompt), tuple(output), logits)
 
 
 class TeacherForcedRunner:
@@ -82,6 +90,7 @@ class Comparison:
     def __init__(
         self, runner: TorchRunner, config: CoreConfig, preemption: PreemptionPolicy | None = None
     ) -> None:
+        self.runner = runner
         self._runner = TeacherForcedRunner(runner)
         self.core = EngineCore(config, self._runner, preemption)
         self._runs = 0
@@ -116,15 +125,20 @@ def worst(differences: Sequence[Difference]) -> Difference:
 
 def _compare(case: Case, computed: dict[int, torch.Tensor]) -> Difference:
     ours = torch.stack([computed[index] for index in range(len(case.output))])
-    top = case.logits.topk(2).values
-    clear = (top[:, 0] - top[:, 1]) > GAP
-    differs = ours.argmax(-1) != torch.tensor(case.output)
+    clear = _clear(case.logits)
+    differs = ours.argmax(-1) != case.logits.argmax(-1)
     return Difference(
         float((ours - case.logits).abs().max()),
         int((differs & clear).sum()),
         len(case.output),
         int((~clear).sum()),
     )
+
+
+def _clear(logits: torch.Tensor) -> torch.Tensor:
+    """For each row whether its two largest logits are further apart than rounding could be."""
+    top = logits.topk(2).values
+    return (top[:, 0] - top[:, 1]) > GAP
 
 
 def reference_from_gguf(path: Path) -> LlamaForCausalLM:

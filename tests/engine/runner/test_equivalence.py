@@ -11,10 +11,13 @@ import torch
 
 from engine.core.engine_core import CoreConfig
 from engine.core.preemption import PreemptEvery
+from engine.core.request import SamplingParams
 from engine.model.load import load_model
 from engine.runner.torch_runner import TorchRunner
+from tests.support.decoding import Engine, decode
 from tests.support.equivalence import (
     LOGIT_TOLERANCE,
+    Case,
     Comparison,
     reference_case,
     reference_from_gguf,
@@ -142,14 +145,35 @@ def test_the_comparison_can_fail(tmp_path):
 
 @pytest.fixture(scope="module")
 def default_model(smollm2):
+    """The model, and what the reference makes of four prompts: two greedily, two by chance."""
     reference = reference_from_gguf(smollm2)
-    cases = [reference_case(reference, p, 16) for p in random_prompts([5, 33, 120, 300], 49152)]
-    return load_model(smollm2, threads=2), cases
+    decodings = [
+        decode(reference, prompt, SamplingParams(16, logprobs=20, seed=index, **options))
+        for index, (prompt, options) in enumerate(
+            zip(random_prompts([5, 33, 120, 200], 49152), DEFAULT_MODEL_OPTIONS, strict=True)
+        )
+    ]
+    return load_model(smollm2, threads=2), decodings
+
+
+DEFAULT_MODEL_OPTIONS = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "top_p": 0.9, "prompt_logprobs": 5},
+    {"temperature": 0.0, "repetition_penalty": 1.2, "frequency_penalty": 0.3},
+    {"temperature": 1.0, "min_p": 0.02, "top_k": 200, "prompt_logprobs": 0},
+]
 
 
 @pytest.mark.parametrize("budget", [512, 32], ids=["whole", "chunks of 32"])
 def test_the_default_model(default_model, budget):
-    model, cases = default_model
+    """Every logit; then tokens and log-probabilities, cold and warm."""
+    model, decodings = default_model
     comparison = engine(model, budget=budget)
-    assert_equal(comparison.run(cases))
-    assert_equal(comparison.run(cases))
+    assert_equal(comparison.run([Case.of(decoding) for decoding in decodings]))
+    whole = Engine(comparison.runner, comparison.core.config)
+    for _ in ("cold", "warm"):
+        difference = whole.difference(decodings)
+        assert difference.largest_logprob_difference <= LOGIT_TOLERANCE, difference
+        assert difference.mismatches == difference.misranked == 0, difference
+        assert difference.scored_positions == 4 * 16 + 32 + 199
+    assert whole.core.stats().prefix_hit_tokens > 100
