@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -97,6 +97,17 @@ def test_integrity_notices_a_miscounted_owner():
     pool._blocks[0].owner.num_idle += 1
     with pytest.raises(IntegrityError, match="miscounted"):
         pool.check_integrity({}, {})
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60))
+def test_with_one_owner_the_least_recently_used_goes_first(uses):
+    pool = BlockPool(10)
+    order = fill(pool, "one", 10)
+    for block, again in uses:
+        pool.hold([block] * (1 + again))
+        pool.release([block] * (1 + again))
+        order = [other for other in order if other != block] + [block]
+    assert pool.eviction_order() == order == pool.allocate(10)
 
 
 def test_the_owner_with_the_most_idle_blocks_loses_its_oldest():

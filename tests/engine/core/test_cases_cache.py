@@ -200,5 +200,5 @@ def test_d4_without_the_copy_the_runner_would_notice():
     child = cache_rig.request("child", tokens(40))
     assert rig.fork(sibling, child)
     rig._copies.clear()
-    with pytest.raises(FakeRunnerError, match="does not hold position 32"):
+    with pytest.raises(FakeRunnerError, match="block 3 does not hold"):
         rig.compute(child)

@@ -10,6 +10,7 @@ import pytest
 from engine.core.batch import RunnerOutput, SampledToken, ScheduledBatch
 from engine.core.config import CoreConfig
 from engine.core.engine_core import EngineCore
+from engine.core.kv_cache import KVCache
 from engine.core.request import Request, SamplingParams
 
 NUM_BLOCKS = 300
@@ -93,3 +94,29 @@ def test_an_owner_above_its_share_loses_its_tail_and_keeps_its_share():
     owners = {"a": "owner-a", "b": "owner-b"}
     shares = Flood(owners, fresh_scopes=False, b_weight=15).run()
     assert all(12 * BLOCK / 1000 <= share <= 19 * BLOCK / 1000 for share in shares)
+
+
+def test_the_weight_of_an_owners_latest_request_counts():
+    cache = KVCache(CoreConfig(12, 4096, bytes(32), BLOCK))
+
+    def use(tenant: str, weight: int = 1) -> None:
+        prompt = tuple(ord(tenant) * 1000 + index for index in range(5 * BLOCK + 1))
+        wanted = Request(tenant, prompt, SamplingParams(1), tenant, owner=tenant, weight=weight)
+        assert cache.admit(wanted, 0)
+        wanted.num_computed_tokens = len(prompt)
+        cache.commit(wanted)
+        cache.free(wanted)
+
+    def next_victim() -> str:
+        block = cache.pool.eviction_order()[cache.pool.num_free]
+        return cache.pool._blocks[block].owner.name
+
+    use("a")
+    use("b")
+    assert next_victim() == "a"
+    use("a", weight=2)  # all of it hits: nothing is published, the weight is heard all the same
+    assert next_victim() == "b"
+    use("b", weight=9)
+    assert next_victim() == "a"
+    with pytest.raises(ValueError, match="weight"):
+        use("b", weight=0)
