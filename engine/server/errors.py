@@ -166,11 +166,17 @@ def framework_answer(status: int, allow: str | None = None) -> ErrorAnswer:
     return ErrorAnswer(status, error_object(message, kind, code=code), headers)
 
 
-def context_length_exceeded(param: str, prompt_tokens: int, limit: int) -> InvalidRequest:
-    """The prompt and one token more can never fit, neither the context nor an empty pool."""
+def context_length_exceeded(
+    param: str, prompt_tokens: int, output_tokens: int | None, limit: int
+) -> InvalidRequest:
+    """The prompt and one token more can never fit, neither the context nor an empty pool.
+
+    `output_tokens` is what was asked for, if anything; asking for too many is no error.
+    """
+    asked = "an answer as long as fits" if output_tokens is None else f"{output_tokens} more"
     return InvalidRequest(
         f"This engine can hold at most {limit} tokens, prompt and at least one output token "
-        f"together; the prompt has {prompt_tokens}.",
+        f"together; the prompt has {prompt_tokens}, and {asked} was asked for.",
         param=param,
         code="context_length_exceeded",
     )

@@ -94,7 +94,10 @@ class LiveRequests:
             return DuplicateRequestId()
         except NeverFits as misfit:
             return context_length_exceeded(
-                submission.prompt_param, submission.prompt_tokens, misfit.max_tokens
+                submission.prompt_param,
+                submission.prompt_tokens,
+                submission.samples[0].request.sampling.max_tokens,
+                misfit.max_tokens,
             )
         except QueueFull:
             return EngineBusy()

@@ -22,13 +22,14 @@ class Room:
     max_tokens: int
     prompt_param: str
 
-    @property
-    def left(self) -> int:
-        """Tokens an answer may have. Raises InvalidRequest if there can be none."""
+    def output_tokens(self, wanted: int | None) -> int:
+        """As many as are wanted, but no more than are left. Raises InvalidRequest for none."""
         left = self.max_tokens - self.prompt_tokens
         if left < 1:
-            raise context_length_exceeded(self.prompt_param, self.prompt_tokens, self.max_tokens)
-        return left
+            raise context_length_exceeded(
+                self.prompt_param, self.prompt_tokens, wanted, self.max_tokens
+            )
+        return left if wanted is None else min(wanted, left)
 
 
 def sampling_params(
@@ -39,7 +40,7 @@ def sampling_params(
     `bad_words` are the token sequences that spell the wanted ones. Longer outputs than the context
     has room for end with `length`. Raises InvalidRequest.
     """
-    max_tokens = room.left if wanted.max_tokens is None else min(wanted.max_tokens, room.left)
+    max_tokens = room.output_tokens(wanted.max_tokens)
     first = SamplingParams(
         max_tokens=max_tokens,
         temperature=wanted.temperature,

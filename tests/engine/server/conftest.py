@@ -5,6 +5,7 @@ import contextlib
 import json
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -14,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from engine.core.engine_core import CoreConfig
 from engine.protocol import sse
 from engine.protocol.text.model import load_text_model
-from engine.runner.fake import FakeRunner
+from engine.runner.fake import FakeRunner, greedy
 from engine.server.assembly import assemble
 from engine.server.listen import UnixAddress, bound
 from engine.server.serving import EngineServer
@@ -72,13 +73,18 @@ class Echo:
 
 
 class SteeredRunner:
-    """A fake runner whose steps wait for permission while `hold` is on, and fail on demand."""
+    """A fake runner whose steps wait for permission while `hold` is on, and fail on demand.
+
+    `poisoned` rows make a whole batch fail, `unsampled` ones their own sampling.
+    """
 
     def __init__(self, inner):
         self.inner = inner
         self.permits = threading.Semaphore(0)
         self.held = False
         self.failures = 0
+        self.poisoned = set()
+        self.unsampled = set()
         self.batches = []
         self.entered = threading.Event()
 
@@ -90,7 +96,13 @@ class SteeredRunner:
         if self.failures:
             self.failures -= 1
             raise ValueError("canary 0xdeadbeef /etc/passwd")
-        return self.inner.execute(batch)
+        ids = {row.request_id for row in batch.rows}
+        if ids & self.poisoned:
+            raise ValueError("canary")
+        output = self.inner.execute(batch)
+        failed = {each: ValueError("canary") for each in ids & self.unsampled}
+        sampled = {each: t for each, t in output.sampled.items() if each not in failed}
+        return replace(output, sampled=sampled, failed=failed)
 
     def hold(self):
         self.entered.clear()
@@ -138,11 +150,14 @@ class RunningEngine:
 
 @pytest.fixture
 def launch(text_model):
-    """Start an engine; keywords are CoreConfig's, and `assemble`'s after `assembly`."""
+    """Start an engine; keywords are CoreConfig's, and `assemble`'s after `assembly`.
+
+    `choose` makes the fake runner's tokens from its most likely ones.
+    """
     running = []
     folder = tempfile.TemporaryDirectory(prefix="eh")
 
-    def start(*, drain_deadline_s=5.0, assembly=None, **sizes):
+    def start(*, drain_deadline_s=5.0, assembly=None, choose=greedy, **sizes):
         sizes = {"num_blocks": 64, "max_model_len": 512, "model_digest": b"echo"} | sizes
         config = CoreConfig(**sizes)
         runner = SteeredRunner(
@@ -151,6 +166,7 @@ def launch(text_model):
                 config.block_size,
                 vocab_size=text_model.vocab_size,
                 next_token=Echo(text_model),
+                choose=choose,
             )
         )
         engine = assemble(runner, text_model, config, **(assembly or {}))

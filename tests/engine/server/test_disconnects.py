@@ -59,7 +59,7 @@ async def test_leaving_before_the_first_byte(engine, client, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_leaving_mid_answer(engine, client, stream):
+async def test_e3_leaving_mid_answer(engine, client, stream):
     engine.runner.hold()
     gone = leave(client, completion("endless", stream=stream, request_id="gone"))
     engine.runner.permit(3)

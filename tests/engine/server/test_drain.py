@@ -19,6 +19,7 @@ from tests.engine.server.conftest import (
     until,
     write_model,
 )
+from tests.engine.server.serve_echo import STEP_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -32,12 +33,12 @@ def model_folder(tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def engine_process(folder, drain_deadline_s):
+async def engine_process(folder, drain_deadline_s, step_s=STEP_S):
     with tempfile.TemporaryDirectory(prefix="eh") as sockets:
         path = Path(sockets) / "e.sock"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.engine.server.serve_echo"),
-            *(str(folder), str(path), str(drain_deadline_s)),
+            *(str(folder), str(path), str(drain_deadline_s), str(step_s)),
             cwd=ROOT,
             stdout=asyncio.subprocess.PIPE,
         )
