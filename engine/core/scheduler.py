@@ -281,15 +281,12 @@ class Scheduler:
 
     def _append(self, request: Request, sampled: SampledToken) -> EmittedToken:
         """Add a sampled token to the request and end the request if it was its last."""
-        output, token_id = request.output_token_ids, sampled.token_id
+        output, token_id, params = request.output_token_ids, sampled.token_id, request.sampling
         output.append(token_id)
         reason: FinishReason | None = None
-        if token_id in request.sampling.stop_token_ids:
+        if token_id in params.stop_token_ids and len(output) >= params.min_tokens:
             reason = FinishReason.STOP
-        elif (
-            len(output) >= request.sampling.max_tokens
-            or request.num_tokens >= self._max_sequence_tokens
-        ):
+        elif len(output) >= params.max_tokens or request.num_tokens >= self._max_sequence_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             self.end(request.request_id, reason)

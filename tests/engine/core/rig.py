@@ -68,7 +68,8 @@ def expected_output(wanted: Request, max_sequence_tokens: int) -> tuple[list[int
     known, output = list(wanted.prompt_token_ids), []
     while True:
         output.append(choose(next_token(known + output), len(output), wanted.sampling))
-        if output[-1] in wanted.sampling.stop_token_ids:
+        stops = output[-1] in wanted.sampling.stop_token_ids
+        if stops and len(output) >= wanted.sampling.min_tokens:
             return output, FinishReason.STOP
         if (
             len(output) == wanted.sampling.max_tokens
@@ -80,6 +81,15 @@ def expected_output(wanted: Request, max_sequence_tokens: int) -> tuple[list[int
 def rank(known: Sequence[int], token_id: int) -> int:
     """The rank that the fake runner gives the token after these."""
     return (token_id - next_token(known)) % VOCAB + 1
+
+
+def full_house(rig: "Rig") -> None:
+    """Three requests of 2 blocks each that fill the pool and all need a third block next."""
+    for index in range(3):
+        rig.add(request(f"r{index}", tokens(31, seed=index), max_tokens=30))
+    rig.step()
+    rig.step()
+    assert rig.pool.num_idle == 0
 
 
 class NaivePrefixCache:
@@ -148,6 +158,7 @@ class Rig:
         self.core = EngineCore(settings, self, preemption or self.forced)
         self.pool = self.core._kv_cache.pool
         self.running = self.core._scheduler._running
+        self._found: BaseException | None = None
         self._forces = preemption is not None
         self._scores: dict[object, dict[int, object]] = {}  # by family and prompt position
         self._twin = NaivePrefixCache(settings.block_size, settings.windows)
@@ -169,8 +180,17 @@ class Rig:
         return erased
 
     def execute(self, batch: ScheduledBatch) -> RunnerOutput:
-        """The runner's side of the step, with the batch's own rules checked first."""
+        """The runner's side of the step; the core must not swallow what is found wrong here."""
         self.executions += 1
+        try:
+            return self._execute(batch)
+        except RunnerDownError:
+            raise
+        except BaseException as error:
+            self._found = self._found or error
+            raise
+
+    def _execute(self, batch: ScheduledBatch) -> RunnerOutput:
         if not self.batches or self.batches[-1].step != batch.step:
             self.batches.append(batch)
             self._referee.check_batch(batch)
@@ -195,6 +215,8 @@ class Rig:
         before = oldest.num_computed_tokens if oldest else 0
         self._referee.begin_step(may_force=forced)
         report = self.core.step()
+        if self._found is not None:
+            raise self._found
         self.reports.append(report)
         self.check()
         self._check_report(report)
@@ -221,6 +243,10 @@ class Rig:
                 return
             self.step()
         raise AssertionError("some request never ended")
+
+    def rows(self) -> list[tuple[str, int, int]]:
+        """The last batch as (request, start, number of tokens)."""
+        return [(row.request_id, row.start, len(row.token_ids)) for row in self.batches[-1].rows]
 
     def run(self, wanted: Request, *siblings: Request) -> Request:
         self.add(wanted, *siblings)

@@ -1,6 +1,5 @@
 """The core as its server uses it: ends in every state, failed steps, and random lives."""
 
-import random
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,6 @@ from engine.core.errors import (
     PinLimit,
     RunnerContractError,
 )
-from engine.core.preemption import PreemptEvery
 from engine.core.request import FinishReason, RequestStatus
 from tests.engine.core.rig import (
     Rig,
@@ -234,20 +232,6 @@ def test_integrity_notices_a_writable_block_in_two_tables():
         rig.core.check_integrity()
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize("every", [1, 3])
-def test_b7_output_with_forced_preemption_equals_output_without(every, prefix_cache):
-    settings_ = config(60, max_num_batched_tokens=32, prefix_cache=prefix_cache, max_num_seqs=8)
-    rig = Rig(settings_, preemption=PreemptEvery(every))
-    for index in range(8):
-        rig.add(request(f"r{index}", tokens(30 + 9 * index, seed=index // 2), max_tokens=25))
-    rig.drain()
-    assert rig.core.stats().preemptions >= 8
-    assert rig.core.stats().recomputed_tokens > 0
-    for wanted in rig.requests.values():
-        rig.assert_output(wanted)
-
-
 WANTED = st.tuples(
     st.integers(1, 90),  # prompt tokens
     st.sampled_from([False, False, True]),  # whether it differs from the first token on
@@ -384,48 +368,3 @@ TestLives.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-
-
-def random_lives(seed: int) -> tuple[Rig, set[str]]:
-    """200 random steps on a pool too small for what runs on it; ends with nothing left to do."""
-    draw = random.Random(seed)
-    block_size = draw.choice([4, 8])
-    rig = Rig(
-        config(
-            draw.randint(12, 40),
-            block_size=block_size,
-            max_num_seqs=8,
-            max_num_batched_tokens=draw.choice([8, 40, 100]),
-            reserve=draw.choice([0, 0.02]),
-            prefix_cache=seed % 4 != 0,
-        )
-    )
-    cut: set[str] = set()
-    for step in range(200):
-        if draw.random() < 0.4:
-            length = draw.randint(1, rig.config.max_sequence_tokens // 3)
-            prompt = (*tokens(length - length // 4), *tokens(length // 4, draw.randint(1, 5)))
-            namespace = draw.choice("aab")
-            rig.add(request(f"r{step}", prompt, draw.randint(1, 60), namespace))
-        live = sorted(rig.core._scheduler.requests)
-        if live and draw.random() < 0.05:
-            cut.add(live[0])
-            rig.core.abort(live[0])
-            rig.check()
-        elif live and draw.random() < 0.1:
-            rig.forced.request_ids = set(draw.sample(live, min(2, len(live))))
-        rig.step()
-    rig.drain()
-    return rig, cut
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_b8_random_steps_on_a_crowded_pool_lose_no_block_and_change_no_output(seed):
-    rig, cut = random_lives(seed)
-    stats = rig.core.stats()
-    assert stats.held_blocks == 0
-    assert stats.preemptions > 0
-    assert (stats.prefix_hit_tokens > 0) == rig.config.prefix_cache
-    for request_id, wanted in rig.requests.items():
-        if request_id not in cut:
-            rig.assert_output(wanted)
