@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from engine.core.batch import ScheduledBatch, ScheduledRow
-from engine.core.request import SamplingParams
+from engine.core.engine_core import CoreConfig, EngineCore
+from engine.core.request import Request, SamplingParams
 from engine.model.load import load_model
 from engine.runner.sampler import sample
 from engine.runner.torch_runner import TorchRunner
@@ -111,3 +114,38 @@ def test_long_generation_crosses_pages(runner):
     ]
     whole = runner.execute_logits(batch(row("b", tokens, 0, [1, 2, 4])))[0]
     torch.testing.assert_close(steps[-1], whole, atol=1e-4, rtol=1e-4)
+
+
+def test_a_row_whose_sampling_raises_fails_alone(runner):
+    outside = SamplingParams(max_tokens=8, temperature=0.0, logit_bias=((300, 1.0),))
+    rows = [row("a", [1, 2, 3], 0, [3]), row("b", [4], 0, [9], outside), row("c", [5], 0, [4])]
+    got = runner.execute(batch(*rows))
+    assert set(got.failed) == {"b"}
+    assert isinstance(got.failed["b"], IndexError)
+    assert got.sampled == runner.execute(batch(rows[0], rows[2])).sampled
+
+
+def test_the_core_ends_that_request_and_no_other(model):
+    """An error while sampling, at the third token only: its neighbour's answer is unchanged."""
+    config = CoreConfig(num_blocks=32, max_model_len=512, model_digest=model.digest)
+    healthy = SamplingParams(max_tokens=8, temperature=1.0, seed=5, repetition_penalty=1.3)
+
+    def run(*requests):
+        core = EngineCore(config, TorchRunner(model, 32, BLOCK, 256, 2048))
+        for request_id, params in requests:
+            core.add(Request(request_id, (7, 8, 9), params, namespace="n" * 43))
+        tokens, failed = [], []
+        while core.has_work():
+            report = core.step()
+            tokens += [(t.request_id, t.token_id) for t in report.emitted]
+            failed += [(f.request_id, f.hook, type(f.error)) for f in report.failed]
+        core.check_integrity()
+        return tokens, failed
+
+    alone, _ = run(("a", healthy))
+    second = run(("b", GREEDY))[0][1][1]
+    faulty = replace(GREEDY, bad_words=((second, 300),))  # 300 is outside the vocabulary
+    tokens, failed = run(("a", healthy), ("b", faulty))
+    assert failed == [("b", "sample", IndexError)]
+    assert [token for token in tokens if token[0] == "a"] == alone
+    assert len([token for token in tokens if token[0] == "b"]) == 2
