@@ -25,7 +25,7 @@ NUM_TOKENS = 12
 LENGTHS = [1, 5, 15, 16, 17, 31, 33, 47, 64, 65, 90, 100, 3, 16, 48, 130]
 
 
-def engine(model, *, num_blocks=96, budget=512, seqs=16, cache=True, every=None):
+def engine(model, *, num_blocks=96, budget=512, seqs=16, cache=True, preemption=None):
     runner = TorchRunner(model, num_blocks, BLOCK, seqs, budget)
     config = CoreConfig(
         num_blocks=num_blocks,
@@ -36,7 +36,7 @@ def engine(model, *, num_blocks=96, budget=512, seqs=16, cache=True, every=None)
         max_num_batched_tokens=budget,
         prefix_cache=cache,
     )
-    return Engine(runner, config, every and PreemptEvery(every))
+    return Engine(runner, config, preemption)
 
 
 BITING = {name for each in every_option(range(12)) for name in each} - {"temperature"} | {"seed"}
@@ -126,7 +126,7 @@ def test_alone(model, decodings):
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("budget", [512, 32], ids=["whole", "chunks of 32"])
 def test_with_forced_preemption(model, decodings, budget, every):
-    engine_ = engine(model, budget=budget, cache=False, every=every)
+    engine_ = engine(model, budget=budget, cache=False, preemption=PreemptEvery(every))
     assert_equal(engine_.difference(decodings))
     assert engine_.core.stats().preemptions > 2 * len(decodings)
 
@@ -171,7 +171,9 @@ def test_b7_preemption_changes_no_answer(model, decodings, budget, every):
     """Left to itself: tokens, seed stream, penalties and stops as without preemption."""
     requests = [(decoding.prompt, decoding.params) for decoding in decodings]
     calm = engine(model, budget=budget).answer(*requests)
-    disturbed = engine(model, budget=budget, cache=False, every=every).answer(*requests)
+    disturbed = engine(model, budget=budget, cache=False, preemption=PreemptEvery(every)).answer(
+        *requests
+    )
     for expected, got in zip(calm, disturbed, strict=True):
         assert got.tokens == expected.tokens
         assert got.finish_reason is expected.finish_reason
@@ -195,3 +197,25 @@ def test_a7_scores_of_a_prompt_are_the_same_after_a_warm_cache(model, prompts, b
     assert list(warm.prompt_logprobs) == list(range(1, len(prompt)))
     assert after.prefix_hit_tokens == before.prefix_hit_tokens
     assert after.prefix_query_tokens == before.prefix_query_tokens
+
+
+class PreemptAt:
+    """Preempts everyone at these steps, also in the middle of a prompt."""
+
+    def __init__(self, *steps):
+        self._steps = steps
+
+    def victims(self, step, running):
+        return list(running) if step in self._steps else []
+
+
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no cache"])
+def test_a_prompt_preempted_while_it_is_computed_is_scored_once(model, decodings, cache):
+    """After 64 of 130 tokens, again after 96, and while it decodes."""
+    decoding = dataclasses.replace(
+        decodings[15],
+        params=dataclasses.replace(decodings[15].params, logprobs=4, prompt_logprobs=4),
+    )
+    engine_ = engine(model, budget=32, cache=cache, preemption=PreemptAt(3, 7, 14))
+    assert_equal(engine_.difference([decoding]))
+    assert engine_.core.stats().preemptions == 3
