@@ -162,6 +162,19 @@ def test_ten_thousand_owners_come_and_go_without_a_trace():
     assert (pool.num_owners, len(pool._eviction._stale)) == (0, 0)
 
 
+def test_an_owner_that_changes_between_evictions_leaves_nothing_behind():
+    pool = BlockPool(64)
+    small = fill(pool, "small", 1)
+    for _ in range(1_000):
+        fill(pool, "large", 63)  # each evicts what the one before left
+        pool.hold(small)
+        pool.release(small)
+    assert pool.ref_count(small[0]) == 0
+    assert pool.find(f"small//{small[0]}".encode()) == small[0]
+    assert len(pool._eviction._heap) <= 2 * 2 + 20
+    pool.check_integrity({}, {})
+
+
 def test_ten_thousand_owners_at_once_are_evicted_largest_share_first():
     pool = BlockPool(30_000)
     for number in range(10_000):
