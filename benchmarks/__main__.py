@@ -11,13 +11,14 @@ import platform
 import sys
 from pathlib import Path
 
-from benchmarks import block_hashing, engine_speed, gateway_overhead, prefix_ttft
+from benchmarks import block_hashing, engine_speed, gateway_overhead, prefix_ttft, scheduler_steps
 from engine.model.store import pull
 
 SECTIONS = {
     "engine_speed": engine_speed.run,
     "prefix_ttft": prefix_ttft.run,
     "gateway_overhead": gateway_overhead.run,
+    "scheduler_steps": scheduler_steps.run,
     "block_hashing": block_hashing.run,
 }
 

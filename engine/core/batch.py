@@ -18,7 +18,7 @@ class BlockCopy:
     target: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, nor is EmittedToken: that would make them thrice as dear
 class ScheduledRow:
     """One request's share of a step: compute `token_ids` at positions `start`, `start + 1`, ...
 
@@ -98,7 +98,7 @@ class Admission:
     num_cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EmittedToken:
     """One new output token; `finish_reason` is set on a request's last."""
 

@@ -23,7 +23,7 @@ from engine.core.ports import ModelRunner
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of each row: every row has all the answers it asked for, or failed."""
+    """What became of each row: every one that did not fail has all the answers it asked for."""
 
     sampled: dict[str, SampledToken] = field(default_factory=dict)
     scored: dict[str, tuple[Logprobs, ...]] = field(default_factory=dict)
@@ -73,25 +73,18 @@ def _copies_for(rows: Sequence[ScheduledRow], copies: Sequence[BlockCopy]) -> tu
 
 
 def _collect(rows: Sequence[ScheduledRow], output: RunnerOutput, outcome: Outcome) -> None:
-    """Take each row's answers; one that is missing or reported as an error fails the row."""
+    """Take all answers; a row that is reported as an error, or lacks one, fails."""
+    outcome.sampled.update(output.sampled)
+    outcome.scored.update(output.scored)
+    sampled, failed = output.sampled, output.failed
     for row in rows:
         request_id = row.request_id
-        error = output.failed.get(request_id) if output.failed else None
-        if error is None:
-            error = _missing(row, output)
-        if error is not None:
-            outcome.failed[request_id] = Failure(request_id, "sample", error)
+        if failed and request_id in failed:
+            error = failed[request_id]
+        elif row.samples and request_id not in sampled:
+            error = RunnerContractError(f"no token for request {request_id}")
+        elif row.scored and len(output.scored.get(request_id, ())) != len(row.scored):
+            error = RunnerContractError(f"not every score for request {request_id}")
+        else:
             continue
-        if row.samples:
-            outcome.sampled[request_id] = output.sampled[request_id]
-        if row.scored:
-            outcome.scored[request_id] = output.scored[request_id]
-
-
-def _missing(row: ScheduledRow, output: RunnerOutput) -> Exception | None:
-    """The runner's breach of contract, if it did not answer for the row in full."""
-    if row.samples and row.request_id not in output.sampled:
-        return RunnerContractError(f"no token for request {row.request_id}")
-    if row.scored and len(output.scored.get(row.request_id, ())) != len(row.scored):
-        return RunnerContractError(f"not every score for request {row.request_id}")
-    return None
+        outcome.failed[request_id] = Failure(request_id, "sample", error)

@@ -16,8 +16,6 @@ from engine.core.request import Request
 PREFILL_SHARES: Final = 4
 """A prefill's first share of a step is the budget divided by this, rounded up."""
 
-_NOTHING: Final = range(0)
-
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -49,9 +47,22 @@ class Plan:
         self._chunks: dict[Request, int] = {}
 
     def decode(self, request: Request) -> None:
-        """Compute the one token that is pending."""
-        self._add_row(request, 1)
+        """Compute the one token that is pending; no prompt position is left to score then."""
+        prompt, output = request.prompt_token_ids, request.output_token_ids
         self.budget -= 1
+        self._requests.append(request)
+        self._rows.append(
+            ScheduledRow(
+                request.request_id,
+                output[-1:] or prompt[-1:],
+                request.num_computed_tokens,
+                request.block_tables,
+                request.sampling,
+                True,
+                prompt,
+                output,
+            )
+        )
 
     def prefill(self, request: Request) -> None:
         """Compute the first share of the pending tokens, if any budget is left."""
@@ -78,25 +89,24 @@ class Plan:
     def _add_row(self, request: Request, num_tokens: int) -> None:
         start = request.num_computed_tokens
         stop = start + num_tokens
-        self._requests.append(request)
-        self._rows.append(
-            ScheduledRow(
-                request.request_id,
-                request.token_ids(start, stop),
-                start,
-                request.block_tables,
-                request.sampling,
-                stop == request.num_tokens,
-                request.prompt_token_ids,
-                request.output_token_ids,
-                _scored(request, start, stop),
-            )
+        row = ScheduledRow(
+            request.request_id,
+            request.token_ids(start, stop),
+            start,
+            request.block_tables,
+            request.sampling,
+            samples=stop == request.num_tokens,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=request.output_token_ids,
+            scored=_scored(request, start, stop),
         )
+        self._requests.append(request)
+        self._rows.append(row)
 
 
 def _scored(request: Request, start: int, stop: int) -> range:
     """The prompt positions to score whose logits, one position earlier, are among these."""
     if request.sampling.prompt_logprobs is None:
-        return _NOTHING
+        return range(0)
     first = max(start + 1, request.num_scored_tokens)
     return range(first, max(first, min(stop + 1, len(request.prompt_token_ids))))

@@ -118,12 +118,12 @@ class Scheduler:
         plan = Plan(self._config)
         for victim in tuple(self._preemption.victims(self._step, self._running)):
             self._preempt(victim, plan)
-        decodes = [request for request in self._running if request.num_pending_tokens == 1]
+        decodes, prefills = self._pending()
         for request in decodes:
             if request.status is RequestStatus.RUNNING and self._has_room(request, plan):
                 plan.decode(request)
-        for request in self._running:
-            if request.num_pending_tokens > 1:
+        for request in prefills:
+            if request.status is RequestStatus.RUNNING:
                 plan.prefill(request)
         if plan.num_preempted == 0:
             self._admit(plan)
@@ -138,10 +138,9 @@ class Scheduler:
         for request, row in zip(schedule.requests, schedule.batch.rows, strict=True):
             if request.status is not RequestStatus.RUNNING:
                 continue  # ended since it was scheduled; its blocks are gone already
-            failure = outcome.failed.get(request.request_id)
-            if failure is not None:
+            if outcome.failed and request.request_id in outcome.failed:
                 self.end(request.request_id, FinishReason.ERROR)
-                failed.append(failure)
+                failed.append(outcome.failed[request.request_id])
                 continue
             self._advance(request, row)
             if row.scored:
@@ -176,6 +175,14 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         return True
+
+    def _pending(self) -> tuple[list[Request], list[Request]]:
+        """The running requests that lack one token, and those that lack more; oldest first."""
+        decodes: list[Request] = []
+        prefills: list[Request] = []
+        for request in self._running:
+            (decodes if request.num_pending_tokens == 1 else prefills).append(request)
+        return decodes, prefills
 
     def _has_room(self, request: Request, plan: Plan) -> bool:
         """Give the request a place for its next token, preempting newer ones while none is idle.
@@ -286,7 +293,10 @@ class Scheduler:
         reason: FinishReason | None = None
         if token_id in params.stop_token_ids and len(output) >= params.min_tokens:
             reason = FinishReason.STOP
-        elif len(output) >= params.max_tokens or request.num_tokens >= self._max_sequence_tokens:
+        elif (
+            len(output) >= params.max_tokens
+            or len(request.prompt_token_ids) + len(output) >= self._max_sequence_tokens
+        ):
             reason = FinishReason.LENGTH
         if reason is not None:
             self.end(request.request_id, reason)

@@ -78,22 +78,25 @@ class Referee:
 
     def _heads(self) -> list[Request]:
         """Arrivals that could start now, oldest first: of each family the oldest that waits."""
-        heads: dict = {}
+        families: dict = {}
         for each in self._scheduler.requests.values():
-            if each.status is RequestStatus.WAITING:
-                heads.setdefault(each.family, each)
-        return [head for head in heads.values() if not self._waits_for_prompt(head)]
+            families.setdefault(each.family, []).append(each)
+        heads = []
+        for members in families.values():
+            waiting = [each for each in members if each.status is RequestStatus.WAITING]
+            if waiting and not self._waits_for_prompt(waiting[0], members):
+                heads.append(waiting[0])
+        return sorted(heads, key=lambda each: each.arrival)
 
-    def _waits_for_prompt(self, sample: Request) -> bool:
+    def _waits_for_prompt(self, sample: Request, members: list[Request]) -> bool:
         """An older sample is there to compute the prompt, and nobody has it computed."""
-        every = self._scheduler.requests.values()
-        siblings = [each for each in every if each.family is sample.family and each is not sample]
-        if not any(sibling.arrival < sample.arrival for sibling in siblings):
+        if sample is members[0]:
             return False
         return not any(
-            sibling.status is RequestStatus.RUNNING
-            and sibling.num_computed_tokens >= len(sample.prompt_token_ids)
-            for sibling in siblings
+            each.status is RequestStatus.RUNNING
+            and each.num_computed_tokens >= len(sample.prompt_token_ids)
+            for each in members
+            if each is not sample
         )
 
     def _tried(self, wanted: Request, *, fits: bool) -> None:

@@ -121,15 +121,17 @@ class NaivePrefixCache:
         """The longest prefix of whole blocks after which every window is covered."""
         known = (*wanted.prompt_token_ids, *wanted.output_token_ids)
         size = self._block_size
-        for length in range((len(known) - 1) // size, 0, -1):
+        limit = (len(known) - 1) // size
+        prefixes = [(wanted.namespace, known[: (index + 1) * size]) for index in range(limit)]
+        found = [
+            [self._blocks.get((group, *prefix)) for prefix in prefixes]
+            for group in range(len(self._windows))
+        ]
+        for length in range(limit, 0, -1):
             tables = []
             for group, window in enumerate(self._windows):
                 first = 0 if window is None else max(0, length * size - window + 1) // size
-                found = [
-                    self._blocks.get((group, wanted.namespace, known[: (index + 1) * size]))
-                    for index in range(first, length)
-                ]
-                tables.append([NO_BLOCK] * first + found)
+                tables.append([NO_BLOCK] * first + found[group][first:length])
             if all(None not in table for table in tables):
                 return tuple(tables)
         return tuple([] for _ in self._windows)
