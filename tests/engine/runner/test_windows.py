@@ -159,6 +159,32 @@ def test_blocks_outside_the_windows_go_back_to_the_pool(model):
     assert held[-2] <= num_full * everything + num_sliding * (WINDOW // BLOCK + 2)
 
 
+def outputs(core):
+    tokens = {}
+    while core.has_work():
+        for token in core.step().emitted:
+            tokens.setdefault(token.request_id, []).append(token.token_id)
+        core.check_integrity()
+    return tokens
+
+
+def test_samples_that_share_a_prompt_draw_what_they_would_alone(model):
+    """The prompt ends within a block: each sample goes on in a copy of it, in every group."""
+    samples = [
+        Request(str(seed), tuple(range(88)), SamplingParams(max_tokens=20, seed=seed), "n" * 43)
+        for seed in range(3)
+    ]
+    runner = TorchRunner(model, 600, BLOCK, 4, 32)
+    together = EngineCore(core_config(runner, 600, 32, 4), runner)
+    together.add(*samples)
+    drawn = outputs(together)
+    assert together.stats().copied_blocks == 2 * len(runner.windows)
+    for sample in samples:
+        alone = EngineCore(core_config(runner, 600, 32, 4, cache=False), runner)
+        alone.add(Request(sample.request_id, sample.prompt_token_ids, sample.sampling, "m" * 43))
+        assert outputs(alone) == {sample.request_id: drawn[sample.request_id]}
+
+
 def test_memory_is_counted_per_group(model):
     layers = model.page_groups.layers_per_group
     per_block = 2 * layers * 2 * 20 * 4 * BLOCK  # keys and values, heads, head size, bytes
