@@ -124,10 +124,13 @@ class LiveRequests:
             part = self._still_there(scored.request_id, stepped)
             if part is not None:
                 self._tell_scores(part[0], scored)
+        num_emitted = 0
         for token in report.emitted:
             part = self._still_there(token.request_id, stepped)
             if part is not None:
-                self._emit_guarded(*part, token, now)
+                num_emitted += 1
+                self._emit(*part, token, now)
+        self._metrics.emitted(num_emitted)
 
     def _still_there(self, core_id: str, stepped: Mapping[str, Part]) -> Part | None:
         part = self._parts.get(core_id)
@@ -159,29 +162,25 @@ class LiveRequests:
             journey.num_scored_tokens += len(news)
             self._say(journey, PromptScored(news))
 
-    def _emit_guarded(
-        self, journey: Journey, sample: Sample, token: EmittedToken, now: float
-    ) -> None:
+    def _emit(self, journey: Journey, sample: Sample, token: EmittedToken, now: float) -> None:
         """One request's text may fail without touching another's."""
+        self._count(journey, sample, now)
+        reason = token.finish_reason
         try:
-            self._emit(journey, sample, token, now)
+            if reason is None:
+                text, stopped, tokens = sample.output.push(token.token_id, token.logprobs)
+            else:
+                text, stopped, tokens = sample.output.finish(
+                    token.token_id, token.logprobs, by_token=reason is FinishReason.STOP
+                )
         except Exception:
             log.exception("the text of a request failed")
             self._metrics.request_error("detokenize")
             self._cut_short(journey, FinishReason.ERROR, GenerationFailed())
-
-    def _emit(self, journey: Journey, sample: Sample, token: EmittedToken, now: float) -> None:
-        self._count(journey, sample, now)
-        output, reason = sample.output, token.finish_reason
-        if reason is None:
-            text, stopped, tokens = output.push(token.token_id, token.logprobs)
-            if stopped:
-                self._core.finish(token.request_id, FinishReason.STOP)
-        else:
-            text, stopped, tokens = output.finish(
-                token.token_id, token.logprobs, by_token=reason is FinishReason.STOP
-            )
-        reason = FinishReason.STOP if stopped else reason
+            return
+        if stopped:
+            reason = FinishReason.STOP
+            self._core.finish(token.request_id, reason)
         self._say(journey, Delta(text, sample.output_tokens, reason, sample.index, tokens))
         if reason is not None:
             self._finish(journey, sample, reason)
@@ -194,7 +193,6 @@ class LiveRequests:
             self._metrics.first_token(now - journey.submission.arrived_at)
         sample.last_token_at = now
         sample.output_tokens += 1
-        self._metrics.emitted()
 
     # --- ends ----------------------------------------------------------------------------------
 

@@ -86,7 +86,9 @@ class OutputText:
     def push(self, token_id: int, logprobs: Logprobs | None = None) -> Piece:
         """Take a token that is not the last."""
         decoded = self._detokenizer.push(token_id)
-        text, stopped = self._scan(decoded)
+        self._num_tokens += 1
+        armed = self._num_tokens > self._min_tokens
+        text, stopped = self._scanner.push(decoded, armed=armed)
         if self._listing is None:
             return Piece(text, stopped)
         self._listing.add(token_id, logprobs, len(decoded), partial=self._detokenizer.partial)
@@ -98,7 +100,8 @@ class OutputText:
         """Take the last token, itself the end if `by_token`; nothing is held back any more."""
         hidden = by_token and not self._show_stop_token
         decoded = "" if hidden else self._detokenizer.push(token_id)
-        text, stopped = self._scan(decoded + self._detokenizer.flush())
+        armed = self._num_tokens >= self._min_tokens
+        text, stopped = self._scanner.push(decoded + self._detokenizer.flush(), armed=armed)
         if not stopped:
             text += self._scanner.flush()
         if self._listing is None:
@@ -106,10 +109,6 @@ class OutputText:
         self._listing.add(token_id, logprobs, len(decoded), partial=False)
         listed = self._listing.sent(len(text)) if stopped else self._listing.rest()
         return Piece(text, stopped, listed)
-
-    def _scan(self, decoded: str) -> tuple[str, bool]:
-        self._num_tokens += 1
-        return self._scanner.push(decoded, armed=self._num_tokens > self._min_tokens)
 
 
 class _Held(NamedTuple):

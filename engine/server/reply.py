@@ -64,8 +64,8 @@ class Reply:
                 case Failed(error=error):
                     raise error
                 case Delta() as delta:
-                    self._output_tokens[delta.index] = delta.output_tokens
-                    answers[delta.index].append(delta)
+                    self._output_tokens[delta.choice] = delta.output_tokens
+                    answers[delta.choice].append(delta)
         await asgi.send_json(self._send, 200, self._body(answers), self._headers)
 
     def _body(self, answers: "Sequence[_Whole]") -> JsonObject:
@@ -141,7 +141,7 @@ class Reply:
             await self._write(self._dialect.delta(self._head, part, self._running_usage()))
 
     async def _write_delta(self, delta: Delta) -> None:
-        self._output_tokens[delta.index] = delta.output_tokens
+        self._output_tokens[delta.choice] = delta.output_tokens
         reason = None
         if delta.finish_reason is not None:
             reason = delta.finish_reason.value
@@ -149,7 +149,7 @@ class Reply:
         elif not (delta.text or delta.tokens or self._delivery.continuous_usage_stats):
             return  # all of it is held back
         told = self._teller.told(delta.tokens)
-        part = self._part(delta.index, delta.text, reason, told, delta.tokens)
+        part = self._part(delta.choice, delta.text, reason, told, delta.tokens)
         await self._write(self._dialect.delta(self._head, part, self._running_usage()))
 
     async def _write(self, payload: JsonObject) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine.core.batch import Logprobs
 from engine.core.request import FinishReason
@@ -37,8 +37,7 @@ class PromptScored:
     logprobs: tuple[Logprobs, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """Text of one choice that may be sent now, "" while held back.
 
     `output_tokens` counts the choice's from the start, sent or not; `tokens` are listed only where
@@ -48,7 +47,7 @@ class Delta:
     text: str
     output_tokens: int
     finish_reason: FinishReason | None = None
-    index: int = 0
+    choice: int = 0
     tokens: tuple[ListedToken, ...] = ()
 
     @property
@@ -65,7 +64,7 @@ class Delta:
             self.text + later.text,
             later.output_tokens,
             later.finish_reason,
-            self.index,
+            self.choice,
             self.tokens + later.tokens,
         )
 
@@ -139,10 +138,10 @@ class TokenStream:
             self._events[-1] = Failed(SlowReader())
             self._ended = True
             return False
-        unread = self._events.get(delta.index)
+        unread = self._events.get(delta.choice)
         if isinstance(unread, Delta):
             delta = unread.followed_by(delta)
-        self._events[delta.index] = delta
+        self._events[delta.choice] = delta
         if delta.finish_reason is not None:
             self._num_unfinished -= 1
             self._ended = self._num_unfinished == 0

@@ -55,9 +55,9 @@ class EngineMetrics:
         """A later token came, `since_s` after the one before it in the same answer."""
         self._inter_token.observe(since_s)
 
-    def emitted(self) -> None:
-        """A token came."""
-        self._generation_tokens.inc()
+    def emitted(self, num_tokens: int) -> None:
+        """So many tokens came in one step."""
+        self._generation_tokens.inc(num_tokens)
 
     def request_error(self, hook: str) -> None:
         """A request ended because something failed at `hook`; each hook has one writing thread."""

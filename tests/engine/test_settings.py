@@ -10,6 +10,8 @@ def test_defaults_suit_a_laptop():
     settings = load_engine_settings()
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (16, 512)
     assert settings.kv_memory == GIB
+    assert settings.thrash_governor
+    assert settings.max_waiting_tokens == 1 << 22
     assert settings.block_size == 16
 
 
@@ -17,10 +19,14 @@ def test_environment_names_are_read(monkeypatch):
     monkeypatch.setenv("EVENHAND_ENGINE__KV_MEMORY", "64MiB")
     monkeypatch.setenv("EVENHAND_ENGINE__PREFIX_CACHE", "false")
     monkeypatch.setenv("EVENHAND_ENGINE__RESERVE", "0.1")
+    monkeypatch.setenv("EVENHAND_ENGINE__THRASH_GOVERNOR", "false")
+    monkeypatch.setenv("EVENHAND_ENGINE__MAX_WAITING_TOKENS", "9000")
     settings = load_engine_settings()
     assert settings.kv_memory == 64 << 20
     assert settings.prefix_cache is False
     assert settings.reserve == 0.1
+    assert not settings.thrash_governor
+    assert settings.max_waiting_tokens == 9000
 
 
 def test_unknown_name_is_an_error_that_names_it(monkeypatch):
@@ -31,7 +37,13 @@ def test_unknown_name_is_an_error_that_names_it(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("MAX_NUM_SEQS", "0"), ("RESERVE", "0.6"), ("BLOCK_SIZE", "-1"), ("NUM_KV_BLOCKS", "many")],
+    [
+        ("MAX_NUM_SEQS", "0"),
+        ("RESERVE", "0.6"),
+        ("BLOCK_SIZE", "-1"),
+        ("NUM_KV_BLOCKS", "many"),
+        ("MAX_WAITING_TOKENS", "0"),
+    ],
 )
 def test_values_out_of_range_are_refused(monkeypatch, name, value):
     monkeypatch.setenv(f"EVENHAND_ENGINE__{name}", value)

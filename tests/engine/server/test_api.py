@@ -91,6 +91,21 @@ async def test_cache_off_neither_hits_nor_inserts(client):
         assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
+async def test_owner_and_weight_reach_the_core_and_a_namespace_owns_itself(
+    engine, client, monkeypatch
+):
+    seen, add = [], engine.core.add
+
+    def noted(*requests):
+        seen.extend(requests)
+        add(*requests)
+
+    monkeypatch.setattr(engine.core, "add", noted)
+    await client.completion("x", max_tokens=1)
+    await client.completion("x", max_tokens=1, cache_owner="t1", cache_weight=7)
+    assert [(each.owner, each.weight) for each in seen] == [(SALT, 1), ("t1", 7)]
+
+
 async def test_max_tokens_defaults_to_the_context_left(client):
     _, body = await client.completion("z" * 500)
     assert body["usage"]["completion_tokens"] == 12

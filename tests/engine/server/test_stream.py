@@ -79,25 +79,25 @@ async def test_nothing_follows_a_failure():
 async def test_deltas_of_each_choice_are_merged_apart():
     stream = TokenStream("r", num_choices=2)
     for count in range(1, 101):
-        stream.push(Delta("x", count, index=0))
-        stream.push(Delta("y", count, index=1))
-    stream.push(Delta("", 101, FinishReason.STOP, index=0))
+        stream.push(Delta("x", count, choice=0))
+        stream.push(Delta("y", count, choice=1))
+    stream.push(Delta("", 101, FinishReason.STOP, choice=0))
     assert not stream.ended
-    stream.push(Delta("", 101, FinishReason.LENGTH, index=1))
+    stream.push(Delta("", 101, FinishReason.LENGTH, choice=1))
     assert stream.ended
     first, second = await stream.next(), await stream.next()
-    assert (first.index, first.text, first.finish_reason) == (0, "x" * 100, "stop")
-    assert (second.index, second.text, second.finish_reason) == (1, "y" * 100, "length")
+    assert (first.choice, first.text, first.finish_reason) == (0, "x" * 100, "stop")
+    assert (second.choice, second.text, second.finish_reason) == (1, "y" * 100, "length")
 
 
 async def test_unread_text_of_all_choices_counts_together_and_what_is_read_does_not():
     stream = TokenStream("r", num_choices=2, max_unread_chars=10)
     for _ in range(50):
-        assert stream.push(Delta("x" * 5, 1, index=0))
-        assert stream.push(Delta("y" * 5, 1, index=1))
+        assert stream.push(Delta("x" * 5, 1, choice=0))
+        assert stream.push(Delta("y" * 5, 1, choice=1))
         assert len([await stream.next(), await stream.next()]) == 2
-    stream.push(Delta("x" * 9, 1, index=0))
-    assert not stream.push(Delta("yy", 2, index=1))
+    stream.push(Delta("x" * 9, 1, choice=0))
+    assert not stream.push(Delta("yy", 2, choice=1))
     (event,) = await drain(stream)
     assert isinstance(event.error, SlowReader)
 

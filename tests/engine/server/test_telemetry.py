@@ -1,6 +1,7 @@
 """Metrics equal the core's own counts; one span a request, in the gateway's trace."""
 
 import asyncio
+from dataclasses import replace
 
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -18,6 +19,9 @@ TOTALS = {
     "prefix_cache_queries_tokens_total": "prefix_query_tokens",
     "prefix_cache_hits_tokens_total": "prefix_hit_tokens",
     "no_progress_steps_total": "no_progress_steps",
+    "copied_blocks_total": "copied_blocks",
+    "evicted_blocks_total": "evicted_blocks",
+    "pinned_blocks": "pinned_blocks",
     "requests_running": "running",
     "requests_waiting": "waiting",
     "reserve_blocks": "reserve_blocks",
@@ -112,6 +116,31 @@ async def test_one_span_a_request_continues_the_trace(engine, client):
     assert by_name["prefill"].end_time == by_name["decode"].start_time
     assert by_name["decode"].end_time == request.end_time
     assert "secret" not in str([dict(span.attributes) for span in exporter.get_finished_spans()])
+
+
+async def test_the_span_of_several_samples_counts_them_all(engine, client):
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    engine.engine.service.loop._on_ended = RequestSpans(provider.get_tracer("t"), MODEL).record
+    await client.completion(echo("three"), n=3, max_tokens=4)
+    await until(lambda: len(exporter.get_finished_spans()) == 4)
+    by_name = {span.name: span for span in exporter.get_finished_spans()}
+    request = by_name[f"text_completion {MODEL}"]
+    assert request.attributes["gen_ai.usage.output_tokens"] == 12
+    assert request.attributes["gen_ai.usage.input_tokens"] == len(echo("three"))
+    assert request.attributes["gen_ai.response.finish_reasons"] == ("length",) * 3
+
+
+async def test_the_governors_reserve_shows(launch):
+    engine = launch(num_blocks=200, reserve=0.02, max_reserve=0.1)
+    async with client_for(engine) as client:
+        await client.completion(echo("x"))
+        assert await client.metric("evenhand_engine_reserve_blocks") == 4
+        engine.engine.service.loop._metrics.published(
+            replace(engine.core.stats(), reserve_blocks=20)
+        )
+        assert await client.metric("evenhand_engine_reserve_blocks") == 20
 
 
 async def test_an_aborted_request_still_leaves_a_span(engine, client):

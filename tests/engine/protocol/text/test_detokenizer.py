@@ -60,3 +60,14 @@ def test_unfinished_character_of_the_prompt_is_not_output():
     assert decode([6], prompt=[6, 2]) == (["ab"], "")
     assert decode([], prompt=[6, 2]) == ([], "")
     assert decode([0], prompt=[6, 2]) == ([""], "")
+
+
+def test_it_says_whether_a_character_is_unfinished():
+    detokenizer = Detokenizer(TABLE, [6, 2])
+    assert detokenizer.partial
+    detokenizer.push(3)
+    assert not detokenizer.partial
+    detokenizer.push(2)
+    assert detokenizer.partial
+    detokenizer.flush()
+    assert not Detokenizer(TABLE, [6]).partial

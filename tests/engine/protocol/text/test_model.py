@@ -155,3 +155,25 @@ def test_parts_of_the_template_are_encoded_once_and_hold_no_clients_text(smollm2
     for text in (rendered, rendered + "tail", "assistant\n" + rendered):
         whole = model.tokenizer.encode_rendered(text, "")
         assert model.tokenizer.encode_rendered(text, "", parts) == whole
+
+
+def test_every_token_has_bytes_and_control_tokens_have_their_name(model):
+    ids = model.encode("naïve")
+    assert b"".join(map(model.token_bytes, ids)).decode() == "naïve"
+    assert model.token_bytes(2) == b"<|im_end|>"
+    assert model.token_bytes(model.vocab_size) == b""
+
+
+def test_control_tokens_are_shown_on_demand(model):
+    ids = [*model.encode("hi"), 2]
+    assert "".join(map(model.detokenizer(()).push, ids)) == "hi"
+    assert "".join(map(model.detokenizer((), special=True).push, ids)) == "hi<|im_end|>"
+
+
+def test_a_word_is_spelled_bare_and_after_a_space(model):
+    bare, spaced = model.word_ids(" Paris")
+    assert model.word_ids("Paris") == (bare, spaced)
+    assert [b"".join(map(model.token_bytes, ids)) for ids in (bare, spaced)] == [
+        b"Paris",
+        b" Paris",
+    ]

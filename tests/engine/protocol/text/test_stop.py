@@ -82,3 +82,16 @@ def test_long_repetitive_stop_is_linear():
 def test_empty_stop_is_refused():
     with pytest.raises(ValueError, match="empty"):
         StopScanner(("",))
+
+
+def test_a_stop_string_may_be_part_of_what_is_sent():
+    scanner = StopScanner(("STOP", "OP"), include=True)
+    assert scanner.push("a ST") == ("a ", False)
+    assert scanner.push("OP b") == ("STOP", True)
+
+
+def test_a_stop_string_in_text_that_is_not_armed_is_text():
+    scanner = StopScanner(("abab", "c"))
+    assert scanner.push("cab", armed=False) == ("c", False)
+    assert scanner.push("ab", armed=False) == ("ab", False)  # complete, yet its end may begin one
+    assert scanner.push("ab") == ("", True)
