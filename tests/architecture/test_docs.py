@@ -84,6 +84,12 @@ def test_every_public_field_is_documented(table):
         assert f"`{name}`" in API, name
 
 
+@pytest.mark.parametrize("table", [wire._CHAT, wire._COMPLETION], ids=["chat", "completions"])
+def test_every_field_of_engines_alone_is_documented(table):
+    for name in table[wire.Audience.ENGINE].keys() - table[wire.Audience.PUBLIC].keys():
+        assert f"`{name}`" in OPERATIONS, name
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_relative_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
