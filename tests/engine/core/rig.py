@@ -295,8 +295,8 @@ class Rig:
         cache, pool = self.core._kv_cache, self.pool
         allocate, lookup, release_pins = pool.allocate, cache.lookup, cache.release_pins
 
-        def watched_allocate(count):
-            taken = allocate(count)
+        def watched_allocate(*arguments):
+            taken = allocate(*arguments)
             self._twin.allocated(taken)
             return taken
 
