@@ -180,18 +180,37 @@ def test_a_bias_forces_a_token_and_forbids_one(client, model):
     assert chat.choices[0].message.content == " the the the"
 
 
-def test_penalties_break_a_loop(client, model):
-    asked = {"model": model, "prompt": "no no no no no no no no", "temperature": 0}
-    looping = client.completions.create(**asked, max_tokens=12).choices[0].text.split()
-    assert len(set(looping)) < len(looping) / 2
-    for penalty in ("presence_penalty", "frequency_penalty"):
-        varied = client.completions.create(**asked, max_tokens=12, **{penalty: 2})
-        assert varied.choices[0].text.split() != looping
-    frequent = client.completions.create(
-        **asked, max_tokens=12, frequency_penalty=2, presence_penalty=2
-    )
-    words = frequent.choices[0].text.split()
-    assert len(set(words)) > len(set(looping))
+def test_a_frequency_penalty_wears_a_token_out(client, model):
+    def words(penalty):
+        answer = client.completions.create(
+            model=model,
+            prompt=PROMPT,
+            temperature=0,
+            max_tokens=12,
+            logit_bias={"260": 100, "253": 92},  # " the", and " a" that is 8 behind it
+            frequency_penalty=penalty,
+        )
+        return answer.choices[0].text.split()
+
+    assert words(0) == ["the"] * 12
+    assert words(2)[:2] == ["the", "the"]
+    assert set(words(2)) == {"the", "a"}
+
+
+def test_a_negative_presence_penalty_makes_it_repeat_itself(client, model):
+    def tokens(penalty):
+        answer = client.completions.create(
+            model=model,
+            prompt="Roses are red. Roses are red. Roses are red.",
+            temperature=0,
+            max_tokens=24,
+            logprobs=0,
+            presence_penalty=penalty,
+        )
+        return answer.choices[0].logprobs.tokens
+
+    plain, repeating = tokens(0), tokens(-2)
+    assert len(set(repeating)) / len(repeating) < len(set(plain)) / len(plain)
 
 
 def test_n_over_the_concurrency_names_it(client, model, stack):
