@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 class Block:
     """A page of KV memory. The pool alone writes its counts, the eviction order its links.
 
-    `key`, `namespace` and `owner` are set together, while the block is in the prefix cache.
-    `stamp` says when the block last became idle: a smaller one is older.
+    `owner` is set unless the block is free; `key` and `namespace` are set together, while the block
+    is in the prefix cache. `stamp` says when the block last became idle: a smaller one is older.
     """
 
     __slots__ = (

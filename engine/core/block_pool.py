@@ -69,7 +69,7 @@ class BlockPool:
 
     @property
     def num_owners(self) -> int:
-        """Owners with a block in the prefix cache."""
+        """Owners with a block, held or cached."""
         return self._eviction.num_owners
 
     def find(self, key: bytes) -> int | None:
@@ -91,17 +91,23 @@ class BlockPool:
         block = self._blocks[block_id]
         return block.ref_count == 1 and block.num_pins == 0
 
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks, free ones before victims of eviction, each held once.
+    def allocate(self, count: int, owner: str = "", weight: int | None = None) -> list[int]:
+        """Take `count` blocks for the owner, free ones before victims, each held once.
 
-        Raises PoolExhausted, and changes nothing, when fewer are idle.
+        A block stays the owner's until it is free again, and counts as such before any victim is
+        chosen. `weight` is the owner's from now on; None leaves it. Raises PoolExhausted, and
+        changes nothing, when fewer are idle.
         """
         if count > self.num_idle:
             raise PoolExhausted(f"{count} blocks wanted, {self.num_idle} idle")
+        if count == 0:
+            return []
+        account = self._eviction.claim(owner, count, weight)
         taken: list[int] = []
         for _ in range(count):
             block = self._free.pop() if self._free else self._evict()
             block.ref_count = 1
+            block.owner = account
             taken.append(block.block_id)
         return taken
 
@@ -125,10 +131,8 @@ class BlockPool:
             if block.ref_count == 0:
                 self._return_to_idle(block)
 
-    def publish(
-        self, block_id: int, key: bytes, *, namespace: str, owner: str, weight: int
-    ) -> None:
-        """Let `key` find this held, computed block, and count it as the owner's.
+    def publish(self, block_id: int, key: bytes, namespace: str) -> None:
+        """Let `key` find this held, computed block.
 
         If another block has the key already, this one stays anonymous: the contents are equal.
         """
@@ -140,14 +144,6 @@ class BlockPool:
         block.key = key
         block.namespace = namespace
         self._by_key[key] = block
-        self._eviction.claim(block, owner, weight)
-
-    def weigh(self, owner: str, weight: int) -> None:
-        """From now on the owner, if any block is its own, has this weight.
-
-        Raises ValueError for a weight below 1.
-        """
-        self._eviction.weigh(owner, weight)
 
     def num_unpinned(self, block_ids: Iterable[int]) -> int:
         """How many of these blocks are not pinned yet."""
@@ -215,13 +211,17 @@ class BlockPool:
         keyed = {block.key: block for block in self._blocks if block.key is not None}
         if keyed != self._by_key:
             raise IntegrityError("the key map and the blocks' keys differ")
-        self._eviction.check_integrity(keyed.values())
+        self._eviction.check_integrity(
+            block for block in self._blocks if block.ref_count or block.key is not None
+        )
 
     def _check_places(self, unheld: Sequence[Block]) -> None:
         """Every block that nobody holds is in exactly the one place it belongs to."""
         free = [block.block_id for block in unheld if block.key is None]
         if sorted(block.block_id for block in self._free) != free:
             raise IntegrityError("the free list is not the set of free blocks")
+        if any(block.owner is not None for block in self._free):
+            raise IntegrityError("a free block has an owner")
         if sum(block.num_pins > 0 for block in unheld) != self._num_pinned_unheld:
             raise IntegrityError("the count of pinned blocks that nobody holds is wrong")
         if sum(block.num_pins > 0 for block in self._blocks) != self._num_pinned:
@@ -237,6 +237,7 @@ class BlockPool:
 
     def _return_to_idle(self, block: Block) -> None:
         if block.key is None:
+            self._eviction.disclaim(block)
             self._free.append(block)
         elif block.num_pins:
             self._num_pinned_unheld += 1

@@ -1,9 +1,11 @@
 """Chooses which idle cached block is forgotten next, so that a flood evicts its owner's blocks.
 
-Every owner has one list of its idle cached blocks, oldest first. The victim is the oldest block of
-the owner that holds the most of them per unit of weight; among equals, the oldest block of all.
-With one owner this is least-recently-used. The owner is whoever pays, not a cache namespace, so
-that fresh namespaces gain nothing. Only idle blocks count: what requests hold cannot be evicted.
+Every owner has one list of its idle cached blocks, oldest first. The victim is the oldest of the
+owner that has the most blocks per unit of weight; among equals, the oldest block of all. With one
+owner this is least-recently-used. The owner is whoever pays, not a cache namespace, so that fresh
+namespaces gain nothing. Blocks that requests hold count too, though only idle ones can be evicted:
+else an owner whose requests fill the pool would look poor, and a neighbour below its share would
+pay for it.
 
 Cost: adding and removing a block are O(1); an eviction is O(log owners), amortised. An owner is
 known only while some block is its own, so the owners are never more than the blocks.
@@ -25,38 +27,38 @@ _SLACK = 16
 
 
 class _Rank:
-    """Where a block stands in the order of eviction while its owner has `num_idle` idle blocks.
+    """Where a block stands in the order of eviction while its owner has `num_blocks` in all.
 
     The smallest rank goes first. Shares are compared exactly, by cross-multiplication, and no two
     blocks became idle at once, so ranks are totally ordered and eviction is deterministic.
     """
 
-    __slots__ = ("block", "num_idle", "owner", "stamp", "weight")
+    __slots__ = ("block", "num_blocks", "owner", "stamp", "weight")
 
-    def __init__(self, owner: Owner, num_idle: int, block: Block) -> None:
+    def __init__(self, owner: Owner, num_blocks: int, block: Block) -> None:
         self.owner = owner
-        self.num_idle = num_idle
+        self.num_blocks = num_blocks
         self.weight = owner.weight
         self.block = block
         self.stamp = block.stamp
 
     def __lt__(self, other: _Rank) -> bool:
-        mine, theirs = self.num_idle * other.weight, other.num_idle * self.weight
+        mine, theirs = self.num_blocks * other.weight, other.num_blocks * self.weight
         return mine > theirs or (mine == theirs and self.stamp < other.stamp)
 
 
 class Owner:
-    """An account that cached blocks are counted against, and the list of its idle ones.
+    """An account that blocks are counted against, and the list of its idle cached ones.
 
-    `num_blocks` counts its blocks in the prefix cache, idle, held and pinned.
+    `num_blocks` counts all its blocks: idle, pinned and held.
     `ends.following` is its oldest idle block, `ends.previous` its newest.
     """
 
     __slots__ = ("ends", "name", "num_blocks", "num_idle", "rank", "weight")
 
-    def __init__(self, name: str, weight: int) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.weight = weight
+        self.weight = 1
         self.num_blocks = 0
         self.num_idle = 0
         self.ends = Block(-1)
@@ -86,16 +88,21 @@ class FairEviction:
 
     @property
     def num_owners(self) -> int:
-        """Owners that have any block in the prefix cache."""
+        """Owners that have any block."""
         return len(self._owners)
 
-    def claim(self, block: Block, name: str, weight: int) -> None:
-        """Count the block as this owner's. `weight` is used only if the owner is not known yet."""
+    def claim(self, name: str, count: int, weight: int | None) -> Owner:
+        """Count that many blocks, at least one, as the owner's; the caller marks them as such.
+
+        `weight` is the owner's from now on; None leaves it as it is, 1 for a new owner.
+        """
         owner = self._owners.get(name)
         if owner is None:
-            owner = self._owners[name] = Owner(name, weight)
-        owner.num_blocks += 1
-        block.owner = owner
+            owner = self._owners[name] = Owner(name)
+        owner.num_blocks += count
+        owner.weight = weight or owner.weight
+        self._stale[owner] = None
+        return owner
 
     def disclaim(self, block: Block) -> None:
         """The block, not in a list now, is nobody's; its owner is forgotten with its last block."""
@@ -105,14 +112,7 @@ class FairEviction:
             del self._owners[owner.name]
             owner.rank = None
             self._stale.pop(owner, None)
-
-    def weigh(self, name: str, weight: int) -> None:
-        """Give the owner, if it is known, this weight. Raises ValueError for one below 1."""
-        if weight < 1:
-            raise ValueError("an owner's weight must be at least 1")
-        owner = self._owners.get(name)
-        if owner is not None and owner.weight != weight:
-            owner.weight = weight
+        else:
             self._stale[owner] = None
 
     def add(self, block: Block) -> None:
@@ -154,15 +154,15 @@ class FairEviction:
         An owner's share falls with each block it loses, so merging the owners is sorting ranks.
         """
         ranks = [
-            _Rank(owner, owner.num_idle - index, block)
+            _Rank(owner, owner.num_blocks - index, block)
             for owner in self._owners.values()
             for index, block in enumerate(owner.idle_blocks())
         ]
         return [rank.block for rank in sorted(ranks)]
 
-    def check_integrity(self, cached: Iterable[Block]) -> None:
-        """Raise IntegrityError unless the lists are the idle ones of the `cached` blocks."""
-        num_blocks = Counter(_owner_of(block) for block in cached)
+    def check_integrity(self, used: Iterable[Block]) -> None:
+        """Raise IntegrityError unless the lists are the idle ones of all blocks that are `used`."""
+        num_blocks = Counter(_owner_of(block) for block in used)
         if set(num_blocks) != set(self._owners.values()):
             raise IntegrityError("an owner is known without blocks, or blocks without their owner")
         listed: list[Block] = []
@@ -183,7 +183,7 @@ class FairEviction:
         for owner in self._stale:
             owner.rank = None
             if owner.num_idle:
-                owner.rank = _Rank(owner, owner.num_idle, owner.ends.following)
+                owner.rank = _Rank(owner, owner.num_blocks, owner.ends.following)
                 heappush(self._heap, owner.rank)
         self._stale.clear()
         if len(self._heap) > 2 * len(self._owners) + _SLACK:

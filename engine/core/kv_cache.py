@@ -119,7 +119,8 @@ class KVCache:
             return True
         if self.pool.num_idle < len(tables):
             return False
-        for table, block_id in zip(tables, self.pool.allocate(len(tables)), strict=True):
+        block_ids = self.pool.allocate(len(tables), request.owner)
+        for table, block_id in zip(tables, block_ids, strict=True):
             table.append(block_id)
         return True
 
@@ -226,13 +227,14 @@ class KVCache:
 
     def _begin(self, request: Request, shared: tuple[list[int], ...], num_computed: int) -> None:
         """Hold the shared leading blocks, allocate the others, and count the request in."""
-        self.pool.weigh(request.owner, request.weight)
+        if request.weight < 1:
+            raise ValueError("an owner's weight must be at least 1")
         num_shared = len(shared[0])
         num_own = self._blocks_for(request.num_tokens) - num_shared
         for table in shared:
             self.pool.hold(block_id for block_id in table if block_id != NO_BLOCK)
         for table in shared:
-            table.extend(self.pool.allocate(num_own))
+            table.extend(self.pool.allocate(num_own, request.owner, request.weight))
         request.block_tables = shared
         request.num_committed_blocks = num_shared
         request.num_computed_tokens = num_computed
@@ -242,13 +244,8 @@ class KVCache:
         self._extend_keys(request, num_full)
         for group, table in enumerate(request.block_tables):
             for index in range(request.num_committed_blocks, num_full):
-                self.pool.publish(
-                    table[index],
-                    group_key(request.block_keys[index], group),
-                    namespace=request.namespace,
-                    owner=request.owner,
-                    weight=request.weight,
-                )
+                key = group_key(request.block_keys[index], group)
+                self.pool.publish(table[index], key, request.namespace)
         request.num_committed_blocks = num_full
 
     def _let_go(self, request: Request) -> None:

@@ -98,8 +98,8 @@ class CacheRig:
         self._step = 0
         allocate = self.pool.allocate
 
-        def watched_allocate(count):
-            taken = allocate(count)
+        def watched_allocate(*arguments):
+            taken = allocate(*arguments)
             self.twin.forget(taken)
             return taken
 

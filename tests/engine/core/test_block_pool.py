@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,18 +11,13 @@ from engine.core.errors import IntegrityError
 KEYS = [bytes([number]) * 32 for number in range(9)]
 
 
-def publish(pool: BlockPool, block: int, key: bytes, owner: str = "", namespace: str = "") -> None:
-    pool.publish(block, key, namespace=namespace, owner=owner, weight=1)
-
-
 def fill(
     pool: BlockPool, owner: str, count: int, weight: int = 1, namespace: str = ""
 ) -> list[int]:
     """Publish `count` blocks of the owner and let them go, first to last; they are cached then."""
-    blocks = pool.allocate(count)
+    blocks = pool.allocate(count, owner, weight)
     for block in blocks:
-        key = f"{owner}/{namespace}/{block}".encode()
-        pool.publish(block, key, namespace=namespace, owner=owner, weight=weight)
+        pool.publish(block, f"{owner}/{namespace}/{block}".encode(), namespace)
     pool.release(blocks)
     return blocks
 
@@ -28,7 +25,7 @@ def fill(
 def test_blocks_come_out_in_order_and_free_ones_are_reused_at_once():
     pool = BlockPool(5)
     assert pool.allocate(3) == [0, 1, 2]
-    publish(pool, 0, KEYS[0])
+    pool.publish(0, KEYS[0], "")
     pool.release([2, 1, 0])
     assert pool.eviction_order() == [1, 2, 3, 4, 0]
     assert (pool.num_free, pool.num_cached, pool.num_held) == (4, 1, 0)
@@ -47,7 +44,7 @@ def test_a_failed_allocation_changes_nothing():
 def test_a_revived_block_leaves_the_eviction_order_and_returns_as_newest():
     pool = BlockPool(3)
     for block, key in zip(pool.allocate(3), KEYS, strict=False):
-        publish(pool, block, key)
+        pool.publish(block, key, "")
     pool.release([2, 1, 0])
     pool.hold([2])
     assert pool.eviction_order() == [1, 0]
@@ -57,7 +54,7 @@ def test_a_revived_block_leaves_the_eviction_order_and_returns_as_newest():
 
 def test_a_key_is_gone_once_its_block_is_reused():
     pool = BlockPool(1)
-    publish(pool, pool.allocate(1)[0], KEYS[0])
+    pool.publish(pool.allocate(1)[0], KEYS[0], "")
     pool.release([0])
     assert pool.find(KEYS[0]) == 0
     pool.allocate(1)
@@ -71,13 +68,11 @@ def test_misuse_is_an_error():
     with pytest.raises(IntegrityError, match="is free"):
         pool.hold([0])
     with pytest.raises(IntegrityError, match="cannot be published"):
-        publish(pool, 0, KEYS[0])
+        pool.publish(0, KEYS[0], "")
     with pytest.raises(IntegrityError, match="cannot be pinned"):
         pool.pin([0])
     with pytest.raises(IntegrityError, match="has no pin"):
         pool.unpin([0])
-    with pytest.raises(ValueError, match="weight"):
-        pool.weigh("owner", 0)
 
 
 def test_integrity_notices_a_leak_and_a_wrong_pin():
@@ -107,15 +102,27 @@ def test_with_one_owner_the_least_recently_used_goes_first(uses):
         pool.hold([block] * (1 + again))
         pool.release([block] * (1 + again))
         order = [other for other in order if other != block] + [block]
-    assert pool.eviction_order() == order == pool.allocate(10)
+    assert pool.eviction_order() == order == pool.allocate(10, "one")
 
 
-def test_the_owner_with_the_most_idle_blocks_loses_its_oldest():
+def test_the_owner_with_the_most_cached_blocks_loses_its_oldest():
     pool = BlockPool(10)
     few, many = fill(pool, "few", 3), fill(pool, "many", 7)
     assert pool.allocate(4) == many[:4]
     # Three each now: whose oldest block is older goes first, then the other has more.
     assert pool.allocate(4) == [few[0], many[4], few[1], many[5]]
+
+
+def test_what_an_owner_holds_counts_before_it_takes_a_neighbours():
+    pool = BlockPool(10)
+    small, flood = fill(pool, "small", 4), fill(pool, "flood", 6)
+    held = pool.allocate(4, "flood")
+    assert held == flood[:4]
+    # The flood has 2 idle blocks against 4, but 6 in all, and 8 with the two it asks for.
+    assert pool.allocate(2, "flood") == flood[4:]
+    pool.release(held)  # never published, so free again, and nobody's
+    assert pool.allocate(5, "third")[-1] == small[0]
+    pool.check_integrity({**dict.fromkeys(flood, 1), small[0]: 1}, {})
 
 
 def test_weight_is_a_right_to_that_many_times_more():
@@ -129,13 +136,12 @@ def test_weight_is_a_right_to_that_many_times_more():
 def test_a_changed_weight_counts_from_the_next_eviction_on():
     pool = BlockPool(6)
     first = fill(pool, "first", 3)
-    fill(pool, "second", 3)
+    second = fill(pool, "second", 3)
     assert pool.allocate(1) == first[:1]
-    pool.weigh("first", 4)
-    pool.weigh("second", 4)
-    pool.weigh("first", 1)
-    assert pool.allocate(1) == first[1:2]  # 2 / 1 against 3 / 4
-    pool.weigh("nobody", 5)
+    held = pool.allocate(1, "second", 4)
+    assert held == first[1:2]  # 2 / 1 against 4 / 4
+    assert pool.allocate(1, "first", 9) == second[:1]  # 2 / 9 against 4 / 4
+    assert pool.allocate(1, "first") == second[1:2]  # 3 / 9 against 3 / 4: no weight, no change
 
 
 def test_an_owner_gains_nothing_by_many_namespaces():
@@ -154,7 +160,7 @@ def test_ten_thousand_owners_come_and_go_without_a_trace():
     assert len(pool._eviction._heap) <= 2 * 64 + 20
     pool.check_integrity({}, {})
     blocks = pool.allocate(64)
-    assert (pool.num_owners, pool.num_cached) == (0, 0)
+    assert (pool.num_owners, pool.num_cached) == (1, 0)
     pool.release(blocks)
     for number in range(10_000):  # erased, never evicted: nothing may wait for an eviction
         fill(pool, str(number), 1, namespace="n")
@@ -211,23 +217,26 @@ class NaivePool:
         self.free = list(range(num_blocks))
         self.idle: list[int] = []  # cached, unheld, unpinned; oldest first
         self.keys: dict[int, bytes] = {}
-        self.owners: dict[int, str] = {}
+        self.owners: dict[int, str] = {}  # of all blocks that are not free
         self.namespaces: dict[int, str] = {}
         self.weights: dict[str, int] = {}
         self.refs = dict.fromkeys(range(num_blocks), 0)
         self.pins = dict.fromkeys(range(num_blocks), 0)
 
-    def order(self) -> list[int]:
-        idle, order = list(self.idle), list(self.free)
+    def order(self, taker: str = "", count: int = 0) -> list[int]:
+        """Who goes next, if `taker` asks for `count` blocks."""
+        idle, order, owners = list(self.idle), list(self.free), dict(self.owners)
         while idle:
-            owners = [self.owners[block] for block in idle]
+            owned = Counter(owners.values())
+            owned[taker] += count
 
-            def before(block: int, owners=owners, idle=idle):
+            def before(block: int, owned=owned, idle=idle):
                 owner = self.owners[block]
-                return -owners.count(owner) / self.weights[owner], idle.index(block)
+                return -owned[owner] / self.weights[owner], idle.index(block)
 
             order.append(min(idle, key=before))
             idle.remove(order[-1])
+            del owners[order[-1]]
         return order
 
     def forget(self, block: int) -> None:
@@ -239,6 +248,7 @@ class NaivePool:
         """Put a block that nobody holds where it belongs."""
         if block not in self.keys:
             self.free.insert(0, block)
+            self.forget(block)
         elif not self.pins[block]:
             self.idle.append(block)
 
@@ -259,19 +269,29 @@ class PoolAgainstTwin(RuleBasedStateMachine):
     def pinned(self):
         return [block for block, count in self.twin.pins.items() if count]
 
-    @rule(count=st.integers(0, 12))
-    def allocate(self, count):
-        order = self.twin.order()
-        if count > len(order):
+    @rule(
+        count=st.integers(0, 12),
+        owner=st.sampled_from("abc"),
+        weight=st.sampled_from([None, 1, 2, 8]),
+    )
+    def allocate(self, count, owner, weight):
+        twin = self.twin
+        if count > len(twin.order()):
             with pytest.raises(PoolExhausted):
-                self.pool.allocate(count)
+                self.pool.allocate(count, owner, weight)
             return
-        assert self.pool.allocate(count) == order[:count]
-        for block in order[:count]:
-            self.twin.disturb(block)
-            self.twin.free = [free for free in self.twin.free if free != block]
-            self.twin.forget(block)
-            self.twin.refs[block] = 1
+        if count:
+            twin.weights[owner] = weight or twin.weights.get(owner, 1)
+        taken = twin.order(owner, count)[:count]
+        assert self.pool.allocate(count, owner, weight) == taken
+        for block in taken:
+            twin.disturb(block)
+            twin.free = [free for free in twin.free if free != block]
+            twin.keys.pop(block, None)
+            twin.namespaces.pop(block, None)
+            twin.owners[block] = owner
+            twin.refs[block] = 1
+        twin.weights = {name: twin.weights[name] for name in set(twin.owners.values())}
 
     @precondition(lambda self: self.held())
     @rule(data=st.data())
@@ -287,20 +307,16 @@ class PoolAgainstTwin(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         key=st.sampled_from(KEYS),
-        owner=st.sampled_from("abc"),
         namespace=st.sampled_from("xy"),
-        weight=st.sampled_from([1, 2, 8]),
     )
-    def publish(self, data, key, owner, namespace, weight):
+    def publish(self, data, key, namespace):
         unkeyed = [block for block in self.held() if block not in self.twin.keys]
         if unkeyed:
             block = data.draw(st.sampled_from(unkeyed))
-            self.pool.publish(block, key, namespace=namespace, owner=owner, weight=weight)
+            self.pool.publish(block, key, namespace)
             if key not in self.twin.keys.values():
                 self.twin.keys[block] = key
-                self.twin.owners[block] = owner
                 self.twin.namespaces[block] = namespace
-                self.twin.weights.setdefault(owner, weight)
 
     @rule(key=st.sampled_from(KEYS))
     def hold_a_hit(self, key):
@@ -311,12 +327,6 @@ class PoolAgainstTwin(RuleBasedStateMachine):
             self.pool.hold([hit])
             self.twin.disturb(hit)
             self.twin.refs[hit] += 1
-
-    @rule(owner=st.sampled_from("abc"), weight=st.sampled_from([1, 2, 8]))
-    def weigh(self, owner, weight):
-        self.pool.weigh(owner, weight)
-        if owner in self.twin.weights:
-            self.twin.weights[owner] = weight
 
     @precondition(lambda self: self.twin.keys)
     @rule(data=st.data())

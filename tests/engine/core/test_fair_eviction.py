@@ -16,7 +16,8 @@ from engine.core.request import Request, SamplingParams
 NUM_BLOCKS = 300
 BLOCK = 16
 PREFIX = tuple(range(1000))  # 62 full blocks: less than A's half of the pool
-FLOOD_TOKENS = 400  # 25 blocks; four of them run at once
+SMALL_FLOOD = 400  # 25 blocks; four of them run at once, and hold a third of the pool
+LARGE_FLOOD = 832  # four of these hold all but 88 blocks: only what is held shows whose pool it is
 MINUTES = 6
 
 
@@ -30,8 +31,16 @@ class CheapRunner:
 class Flood:
     """The core under both tenants; `owner_of` maps a tenant to the owner its blocks count for."""
 
-    def __init__(self, owner_of: dict[str, str], *, fresh_scopes: bool, b_weight: int = 1) -> None:
+    def __init__(
+        self,
+        owner_of: dict[str, str],
+        *,
+        fresh_scopes: bool,
+        flood_tokens: int = SMALL_FLOOD,
+        b_weight: int = 1,
+    ) -> None:
         self._owner_of = owner_of
+        self._flood_tokens = flood_tokens
         self._fresh_scopes = fresh_scopes
         self._b_weight = b_weight
         self._num_sent = 0
@@ -57,8 +66,8 @@ class Flood:
 
     def minute(self) -> float:
         """Ten pools of unique prompts, then one touch of the prefix; its share of hits."""
-        for number in range(10 * NUM_BLOCKS * BLOCK // FLOOD_TOKENS):
-            unique = (self._num_sent + 1, *range(1, FLOOD_TOKENS))
+        for number in range(10 * NUM_BLOCKS * BLOCK // self._flood_tokens):
+            unique = (self._num_sent + 1, *range(1, self._flood_tokens))
             self.send("b", unique, f"/{self._num_sent}" if self._fresh_scopes else "")
             if number % 4 == 3:
                 self._drain()
@@ -79,21 +88,25 @@ class Flood:
         return shares
 
 
+@pytest.mark.parametrize("flood_tokens", [SMALL_FLOOD, LARGE_FLOOD])
 @pytest.mark.parametrize("fresh_scopes", [False, True])
 def test_a_warm_prefix_below_its_owners_share_survives_a_flood_and_not_under_plain_lru(
-    fresh_scopes,
+    fresh_scopes, flood_tokens
 ):
-    fair = Flood({"a": "owner-a", "b": "owner-b"}, fresh_scopes=fresh_scopes).run()
-    plain = Flood({"a": "one", "b": "one"}, fresh_scopes=fresh_scopes).run()
+    def run(owner_of: dict[str, str]) -> list[float]:
+        return Flood(owner_of, fresh_scopes=fresh_scopes, flood_tokens=flood_tokens).run()
+
+    fair = run({"a": "owner-a", "b": "owner-b"})
+    plain = run({"a": "one", "b": "one"})
     assert min(fair) >= 0.95
     assert max(plain) == 0
 
 
 def test_an_owner_above_its_share_loses_its_tail_and_keeps_its_share():
-    """At 1 against 15, A may keep a sixteenth of what is idle: of 200 to 300 blocks, 12 to 18."""
+    """At 1 against 15, A may keep a sixteenth of the pool: of 300 blocks, 18."""
     owners = {"a": "owner-a", "b": "owner-b"}
     shares = Flood(owners, fresh_scopes=False, b_weight=15).run()
-    assert all(12 * BLOCK / 1000 <= share <= 19 * BLOCK / 1000 for share in shares)
+    assert all(17 * BLOCK / 1000 <= share <= 19 * BLOCK / 1000 for share in shares)
 
 
 def test_the_weight_of_an_owners_latest_request_counts():
