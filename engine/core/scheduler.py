@@ -138,11 +138,11 @@ class Scheduler:
         for request, row in zip(schedule.requests, schedule.batch.rows, strict=True):
             if request.status is not RequestStatus.RUNNING:
                 continue  # ended since it was scheduled; its blocks are gone already
-            if outcome.failed and request.request_id in outcome.failed:
+            failure = self._advance(request, row, outcome)
+            if failure is not None:
                 self.end(request.request_id, FinishReason.ERROR)
-                failed.append(outcome.failed[request.request_id])
+                failed.append(failure)
                 continue
-            self._advance(request, row)
             if row.scored:
                 scored.append(self._score(request, row, outcome))
             if row.samples:
@@ -270,13 +270,19 @@ class Scheduler:
         request.num_cached_tokens = family.num_cached_tokens
         return Admission(request.request_id, request.num_cached_tokens)
 
-    def _advance(self, request: Request, row: ScheduledRow) -> None:
-        """The row's tokens are computed."""
+    def _advance(self, request: Request, row: ScheduledRow, outcome: Outcome) -> Failure | None:
+        """Count the row's tokens as computed and publish what they filled, unless it failed."""
+        if outcome.failed and request.request_id in outcome.failed:
+            return outcome.failed[request.request_id]
         stop = row.start + len(row.token_ids)
         if row.start < request.num_lost_tokens:
             self.counts.recomputed_tokens += min(stop, request.num_lost_tokens) - row.start
         request.num_computed_tokens = stop
-        self._kv_cache.commit(request)
+        try:
+            self._kv_cache.commit(request)
+        except Exception as error:  # noqa: BLE001 - reported for the request it belongs to
+            return Failure(request.request_id, "schedule", error)
+        return None
 
     def _score(self, request: Request, row: ScheduledRow, outcome: Outcome) -> ScoredPrompt:
         """Deliver scores; a prompt's are the same for all its samples, so it is scored once."""

@@ -173,7 +173,7 @@ def test_a_row_that_the_runner_forgets_ends_alone():
     rig.assert_output(rig.requests["r2"])
 
 
-@pytest.mark.parametrize("method", ["admit", "extend"])
+@pytest.mark.parametrize("method", ["admit", "extend", "commit"])
 def test_a_request_that_cannot_be_scheduled_ends_alone(method, monkeypatch):
     rig = Rig(config(8, max_num_seqs=3))
     for index in range(3):
