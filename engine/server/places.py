@@ -6,6 +6,7 @@ never pass a cap between its check and its count.
 
 from typing import Final
 
+from engine.protocol.checks import invalid_value
 from engine.server.errors import EngineBusy
 
 
@@ -19,7 +20,12 @@ class Places:
         self.tokens = 0
 
     def take(self, num_samples: int) -> "Place":
-        """Room for one request's samples, which counts until `release`. Raises EngineBusy."""
+        """Room for one request's samples, which counts until `release`.
+
+        Raises EngineBusy, or InvalidRequest for more samples than there are places at all.
+        """
+        if num_samples > self.max_samples:
+            raise invalid_value("n", f"this engine has places for at most {self.max_samples}")
         if self.samples + num_samples > self.max_samples:
             raise EngineBusy
         self.samples += num_samples

@@ -126,9 +126,10 @@ class EngineService:
         arrival = Arrival(at, at_ns, trace, place)
         try:
             prompt = await self.encode(_prompt(request))
-            place.prompt(len(prompt))
             ticket = await self._ticket(request, request_id, prompt)
-            self.loop.submit(self._submission(request, ticket, dialect, arrival))
+            submission = self._submission(request, ticket, dialect, arrival)
+            place.prompt(len(prompt))
+            self.loop.submit(submission)
         except BaseException:
             place.release()
             raise

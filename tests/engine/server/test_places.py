@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from engine.protocol.errors import InvalidRequest
 from engine.server.errors import EngineBusy
 from engine.server.places import Places
 from tests.engine.server.conftest import client_for, completion, echo, until
@@ -26,6 +27,12 @@ def test_places_count_samples_and_waiting_tokens():
     first.release()
     first.release()
     assert (places.samples, places.tokens) == (1, 100)
+
+
+def test_what_can_never_have_places_is_told_so():
+    with pytest.raises(InvalidRequest) as caught:
+        Places(max_samples=4, max_tokens=100).take(5)
+    assert caught.value.param == "n"
 
 
 class CountingText:
@@ -114,6 +121,7 @@ async def test_b4_waiting_prompt_tokens_are_capped_too(launch):
         ((status, headers, _),) = await asyncio.gather(
             *await answers(client, 1, "z" * 300, max_tokens=2)
         )
+        assert (await client.completion("z" * 600))[0] == 400  # it fits no queue at all
         assert (status, headers["retry-after"]) == (503, "1")
         (fits,) = await answers(client, 1, "z" * 200, max_tokens=2)
         await until(lambda: engine.engine.service._places.tokens == 500)
