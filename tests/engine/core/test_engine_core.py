@@ -48,6 +48,19 @@ def test_an_idle_step_computes_nothing():
     assert rig.core.stats().no_progress_steps == 0
 
 
+def test_steps_without_progress_are_counted_in_all_and_in_a_row(monkeypatch):
+    rig = Rig(config(40))
+    rig.add(request("r", tokens(20)))
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.core._kv_cache, "admit", lambda *_: False)
+        for expected in (1, 2, 3):
+            rig.core.step()
+            assert rig.core.stats().stalled_steps == expected
+    rig.drain()
+    stats = rig.core.stats()
+    assert (stats.no_progress_steps, stats.stalled_steps) == (3, 0)
+
+
 def bring_to(rig: Rig, state: str):
     """A request in the state: waiting, mid-prefill, decoding or preempted."""
     wanted = rig.add(request("r", tokens(50), max_tokens=20))
