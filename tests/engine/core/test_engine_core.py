@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.core.batch import RunnerOutput
+from engine.core.engine_core import EngineCore
 from engine.core.errors import (
     IntegrityError,
     NamespaceInUse,
@@ -16,7 +17,9 @@ from engine.core.errors import (
     RunnerContractError,
 )
 from engine.core.request import FinishReason, RequestStatus
+from engine.runner.fake import FakeRunner
 from tests.engine.core.rig import (
+    VOCAB,
     Rig,
     RunnerDownError,
     config,
@@ -49,16 +52,16 @@ def test_an_idle_step_computes_nothing():
 
 
 def test_steps_without_progress_are_counted_in_all_and_in_a_row(monkeypatch):
-    rig = Rig(config(40))
-    rig.add(request("r", tokens(20)))
+    core = EngineCore(config(40), FakeRunner(40, vocab_size=VOCAB))
+    core.add(request("r", tokens(20)))
     with monkeypatch.context() as patch:
-        patch.setattr(rig.core._kv_cache, "admit", lambda *_: False)
+        patch.setattr(core._kv_cache, "admit", lambda *_: False)
         for expected in (1, 2, 3):
-            rig.core.step()
-            assert rig.core.stats().stalled_steps == expected
-    rig.drain()
-    stats = rig.core.stats()
-    assert (stats.no_progress_steps, stats.stalled_steps) == (3, 0)
+            assert core.step().num_batch_tokens == 0
+            assert core.stats().stalled_steps == expected
+    while core.has_work():
+        core.step()
+    assert (core.stats().no_progress_steps, core.stats().stalled_steps) == (3, 0)
 
 
 def bring_to(rig: Rig, state: str):
