@@ -22,7 +22,12 @@ class Grant:
 
 
 class Queue(Protocol):
-    """Decides when an arrived job goes to which replica; a job it never grants was refused."""
+    """Decides when an arrived job goes to which replica."""
+
+    @property
+    def refused(self) -> Sequence[str]:
+        """The jobs it will never grant, by id."""
+        ...
 
     def arrive(self, now: float, job: Job) -> Sequence[Grant]:
         """A job came in."""
@@ -35,6 +40,8 @@ class Queue(Protocol):
 
 class Straight:
     """No queue but the engine's own: every job goes to the one replica on arrival."""
+
+    refused: Sequence[str] = ()
 
     def __init__(self, replica: str) -> None:
         self._replica = replica

@@ -63,6 +63,7 @@ class Report:
     slot_utilisation: float
     kv_utilisation: float
     preemptions: int
+    recomputed_tokens: int
     recompute_share: float
     hit_rate: float
 
@@ -100,6 +101,7 @@ def report(trace: Trace, slo: Slo | None = None) -> Report:
         slot_utilisation=_utilisation(replicas, _slots_used),
         kv_utilisation=_utilisation(replicas, _blocks_used),
         preemptions=sum(replica.stats.preemptions for replica in replicas),
+        recomputed_tokens=recomputed,
         recompute_share=recomputed / computed if computed else 0.0,
         hit_rate=hit / queried if queried else 0.0,
     )

@@ -36,7 +36,9 @@ class Family:
     def __init__(self, prompt_tokens: int, max_tokens: int, width: int, block_size: int) -> None:
         longest = prompt_tokens + max_tokens + 1
         num_blocks = 2 * width * -(-longest // block_size)  # twice: parents and children meet
-        self._cache = KVCache(CoreConfig(num_blocks, longest, MODEL_DIGEST, block_size))
+        self._cache = KVCache(
+            CoreConfig(num_blocks, longest, MODEL_DIGEST, block_size, prefix_cache=False)
+        )
         self._params = SamplingParams(max_tokens)
         self._numbers = count()
         self._block_size = block_size

@@ -54,7 +54,7 @@ class Simulation:
                 )
                 for name, replica in self._replicas.items()
             },
-            frozenset(self._refused),
+            frozenset(self._refused.union(self._queue.refused)),
             self._time.now,
         )
 

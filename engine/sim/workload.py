@@ -5,9 +5,10 @@ Everything random comes from the numpy Generator that is passed in, so one seed 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import exp, log
+from statistics import NormalDist
 from typing import Protocol
 
-from numpy import log
 from numpy.random import Generator
 
 from engine.sim.job import Job, Span, Streams
@@ -134,6 +135,18 @@ class Fixed:
 
 
 @dataclass(frozen=True, slots=True)
+class Uniform:
+    """Any length from `least` to `most`, both included, with the same chance."""
+
+    least: int
+    most: int
+
+    def draw(self, rng: Generator, count: int) -> list[int]:
+        """`count` independent lengths."""
+        return [int(length) for length in rng.integers(self.least, self.most, count, endpoint=True)]
+
+
+@dataclass(frozen=True, slots=True)
 class Exponential:
     """Exponential with the given mean, rounded up."""
 
@@ -157,6 +170,12 @@ class Lognormal:
         """`count` independent lengths."""
         drawn = rng.lognormal(log(self.median), self.sigma, count).clip(self.least, self.most)
         return [int(length) for length in drawn]
+
+    def strata(self, count: int) -> list[int]:
+        """The middle of each `count`-quantile, in order: few lengths that stand for many."""
+        normal = NormalDist(log(self.median), self.sigma)
+        middles = [exp(normal.inv_cdf((index + 0.5) / count)) for index in range(count)]
+        return [int(min(max(length, self.least), self.most)) for length in middles]
 
 
 # --- jobs --------------------------------------------------------------------------------------

@@ -21,8 +21,9 @@ from engine.sim.workload import Arrival, Exponential, Lognormal, OpenLoop, poiss
 BATCH_SIZES = (8, 32, 128)
 NUM_BATCHES = 4_000
 MEAN_ANSWER = 200.0
-RATES = (0.03, 0.12)
+RATES, TRAFFIC_SLOTS = (0.03, 0.12), 32
 ANSWERS = Lognormal(median=256, sigma=0.9, least=8, most=2048)
+NUM_ANSWERS, BACKLOG_SLOTS = 4_096, 64
 
 
 def essay() -> StaticRun:
@@ -95,14 +96,10 @@ def _static(rng: Generator) -> Result:
     )
 
 
-def backlog(rng: Generator, count: int = 4_096, slots: int = 64) -> tuple[StaticRun, Report]:
-    """`count` requests with lognormal answers that are all there at the start."""
-    lengths = ANSWERS.draw(rng, count)
-    return serve(lengths, slots), continuous(lengths, slots)
-
-
 def _backlog(rng: Generator) -> Result:
-    static, ours = backlog(rng)
+    """All requests are there at the start."""
+    lengths = ANSWERS.draw(rng, NUM_ANSWERS)
+    static, ours = serve(lengths, BACKLOG_SLOTS), continuous(lengths, BACKLOG_SLOTS)
     rows = (
         ("static", static.steps, 100 * static.utilisation, 1.0),
         ("continuous", ours.steps, 100 * ours.slot_utilisation, static.steps / ours.steps),
@@ -111,19 +108,17 @@ def _backlog(rng: Generator) -> Result:
     return Result((Table("4,096 lognormal answers through 64 slots", columns, rows),))
 
 
-def traffic(
-    rng: Generator, rate: float, count: int = 1_000, slots: int = 32
-) -> tuple[StaticRun, Report]:
-    """`count` requests at `rate` arrivals per step, exponential answers."""
-    arrivals = poisson(rng, rate, count)
-    lengths = Exponential(MEAN_ANSWER).draw(rng, count)
-    return serve(lengths, slots, arrivals), continuous(lengths, slots, arrivals)
+def traffic(rng: Generator, rate: float) -> tuple[list[float], list[int]]:
+    """When 1,000 requests arrive, at `rate` per step, and how long their answers are."""
+    return poisson(rng, rate, 1_000), Exponential(MEAN_ANSWER).draw(rng, 1_000)
 
 
 def _traffic(rng: Generator) -> Result:
     rows: list[tuple[str | float, ...]] = []
     for rate in RATES:
-        static, ours = traffic(rng, rate)
+        arrivals, lengths = traffic(rng, rate)
+        static = serve(lengths, TRAFFIC_SLOTS, arrivals)
+        ours = continuous(lengths, TRAFFIC_SLOTS, arrivals)
         waits = np.array(static.waits)
         # The first token comes at the end of the first step: a request that never waits has TTFT 1.
         rows += [

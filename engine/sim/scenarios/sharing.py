@@ -17,7 +17,7 @@ from engine.sim.workload import Lognormal
 
 _SIGMA = 0.8
 WIDTHS = (2, 4, 6)
-NUM_PROMPTS = 24
+_LATTICE = (21, 13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,17 @@ class Traffic:
     published_parallel: tuple[float, float]
     published_beam: tuple[float, float]
 
-    def lengths(self, rng: Generator, count: int) -> list[tuple[int, int]]:
-        """`count` pairs of prompt and answer lengths."""
+    def lengths(self) -> list[tuple[int, int]]:
+        """Pairs of prompt and answer lengths, evenly over both distributions: a Fibonacci lattice.
+
+        A handful of random pairs would say more about the pairs than about sharing.
+        """
+        count, stride = _LATTICE
         prompts, answers = (
-            Lognormal(mean * exp(-(_SIGMA**2) / 2), _SIGMA).draw(rng, count)
+            Lognormal(mean * exp(-(_SIGMA**2) / 2), _SIGMA).strata(count)
             for mean in (self.mean_prompt, self.mean_answer)
         )
-        return list(zip(prompts, answers, strict=True))
+        return [(prompts[index], answers[index * stride % count]) for index in range(count)]
 
 
 ALPACA = Traffic("Alpaca", 19.31, 58.45, (0.061, 0.098), (0.376, 0.552))
@@ -52,9 +56,9 @@ class Saving:
     beam: float
 
 
-def savings(rng: Generator, traffic: Traffic, num_prompts: int = NUM_PROMPTS) -> list[Saving]:
+def savings(rng: Generator, traffic: Traffic) -> list[Saving]:
     """What sharing saves on the traffic, by the number of samples or beams."""
-    lengths = traffic.lengths(rng, num_prompts)
+    lengths = traffic.lengths()
     found = []
     for width in WIDTHS:
         parallel, beam = Blocks(BLOCK_SIZE), Blocks(BLOCK_SIZE)

@@ -13,6 +13,7 @@ from engine.sim.workload import (
     JobKind,
     Lognormal,
     OpenLoop,
+    Uniform,
     arrivals,
     bursts,
     poisson,
@@ -45,7 +46,12 @@ def test_bursts_keep_the_rate_and_come_together():
 
 @pytest.mark.parametrize(
     ("lengths", "mean"),
-    [(Fixed(7), 7), (Exponential(200), 200), (Lognormal(256, 0.9), 256 * np.exp(0.405))],
+    [
+        (Fixed(7), 7),
+        (Uniform(80, 120), 100),
+        (Exponential(200), 200),
+        (Lognormal(256, 0.9), 256 * np.exp(0.405)),
+    ],
 )
 def test_lengths_have_their_mean(lengths, mean):
     drawn = lengths.draw(default_rng(0), 40_000)
