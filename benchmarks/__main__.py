@@ -11,7 +11,14 @@ import platform
 import sys
 from pathlib import Path
 
-from benchmarks import block_hashing, engine_speed, gateway_overhead, prefix_ttft, scheduler_steps
+from benchmarks import (
+    block_hashing,
+    engine_speed,
+    gateway_overhead,
+    prefix_ttft,
+    scheduler_steps,
+    simulator,
+)
 from engine.model.store import pull
 
 SECTIONS = {
@@ -20,6 +27,7 @@ SECTIONS = {
     "gateway_overhead": gateway_overhead.run,
     "scheduler_steps": scheduler_steps.run,
     "block_hashing": block_hashing.run,
+    "simulator": simulator.run,
 }
 
 

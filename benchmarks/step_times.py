@@ -1,14 +1,14 @@
 """How long the real engine's steps take on this machine, as the table the simulator is fitted to.
 
 `python -m benchmarks.step_times MODEL > engine/sim/data/cpu_smollm2_135m.json` renews the table;
-run it on an otherwise idle machine. Each entry is one batch, computed several times: the median.
+run it on an otherwise idle machine. Each entry is one batch, computed several times: the fastest,
+for whatever else ran on the machine only ever made it slower.
 """
 
 import argparse
 import json
 import os
 import platform
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ DECODE_ROWS = (1, 2, 4, 8, 16)
 DECODE_CONTEXTS = (64, 256, 1024)
 CHUNKS = (16, 32, 64, 128, 256, 512)
 CHUNK_STARTS = (0, 1024)
-ROUNDS = 7
+ROUNDS = 15
 NUM_BLOCKS = 16 * 1024 // BLOCK_SIZE + 16 * 4
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -75,7 +75,7 @@ def measure(model: Path) -> list[dict[str, float]]:
                 seconds[shape].append(time.perf_counter() - began)
         print(f"round {done + 1} of {ROUNDS}", file=sys.stderr, flush=True)
     return [
-        {"rows": r, "tokens": t, "start": s, "seconds": round(statistics.median(took), 6)}
+        {"rows": r, "tokens": t, "start": s, "seconds": round(min(took), 6)}
         for (r, t, s), took in seconds.items()
     ]
 
