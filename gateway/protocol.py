@@ -27,6 +27,7 @@ from gateway.errors import (
     RequestTimeout,
     answer,
 )
+from gateway.gathered import GatheredWrites
 from gateway.guard import new_request_id
 
 # Bytes of an already refused body that are read and dropped, so that a client which sends
@@ -84,7 +85,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A peer that sends nothing is given the time of a header section."""
-        super().connection_made(transport)
+        super().connection_made(GatheredWrites(transport, self.loop))
         self._arm(self.limits.header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
