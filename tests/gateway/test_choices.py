@@ -193,3 +193,25 @@ async def test_the_longest_answers_of_all_are_reserved_and_settled_to_what_came(
     async with client.get("/v1/models") as reply:
         left = int(reply.headers["x-ratelimit-remaining-tokens"])
     assert left == 1_000 - 10 - 4 * 4
+
+
+# --- an engine that answers something else -------------------------------------------------------
+
+
+async def test_an_index_that_was_not_asked_for_ends_the_request(gateway):
+    gateway.upstream.script.first_index = 1
+    status, error = await refusal(gateway.client(), n=2)
+    assert (status, error["code"]) == (502, "upstream_error")
+    (row,) = await gateway.usage()
+    assert row["outcome"] == "error"
+    assert row["output_tokens"] <= 2 * 4
+    gateway.upstream.script.first_index = 0
+    assert (await read(gateway.client(), TEXT | {"n": 2}))[0] == 200
+
+
+async def test_a_stream_without_all_ends_closes_without_done(gateway):
+    gateway.upstream.script.tokens = 0  # [DONE] comes, and no choice was ended
+    status, body = await read(gateway.client(), TEXT | {"n": 2, "stream": True})
+    assert status == 200
+    assert b"upstream_error" in body
+    assert b"[DONE]" not in body

@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 
+from engine.protocol.errors import InvalidRequest
 from fairness.dispatcher import Dispatcher
 from fairness.policy import VtcPolicy
 from fairness.types import PoolConfig, ReplicaCapacity, TenantTerms
@@ -42,14 +43,14 @@ def queue(clock):
     return made
 
 
-def enqueue(queue, name, prompt_tokens=10):
+def enqueue(queue, name, prompt_tokens=10, sequences=1):
     ticket = queue.ticket(
         name,
         TENANT,
         TERMS,
         prompt_tokens=prompt_tokens,
         max_output_tokens=10,
-        sequences=1,
+        sequences=sequences,
         affinity=0,
         prompt_param="prompt",
     )
@@ -127,3 +128,16 @@ async def test_a_count_the_engine_does_not_give_is_not_taken_for_none_cached(que
         (tenant,) = queue.snapshot().tenants
         assert (tenant.unsettled_milli > 0) is (cached is None)
         queue.close(ticket)
+
+
+async def test_a_concurrency_that_shrinks_below_what_waits_is_named(queue):
+    waits, other = enqueue(queue, "three", sequences=3), enqueue(queue, "one")
+    queue.tenant_changed(TENANT, TenantTerms(1000, 2, 100, 10))
+    refusal = waits.granted.exception()
+    assert isinstance(refusal, InvalidRequest)
+    assert (refusal.param, refusal.code) == ("n", "invalid_value")
+    assert "concurrency" in refusal.message
+    assert not other.granted.done()
+    queue.close(waits)
+    queue.close(other)
+    assert flying(queue) == 0

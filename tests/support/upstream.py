@@ -30,6 +30,7 @@ class Script:
     status: int = 200
     break_after: int | None = None
     error_after: int | None = None
+    first_index: int = 0
     capacity_status: int = 200
 
 
@@ -168,7 +169,7 @@ class Upstream:
 
     def _chunk(self, asked, index, text, reason, output) -> bytes:
         choice = {
-            "index": index,
+            "index": self.script.first_index + index,
             "text": text,
             "logprobs": self._logprobs(asked) if text else None,
             "finish_reason": reason,
