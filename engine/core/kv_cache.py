@@ -173,9 +173,10 @@ class KVCache:
         return self._pins.unpin(keys[-1]) if keys else 0
 
     def release_pins(self) -> int:
-        """Undo every pin; how many blocks became idle by it.
+        """Undo every pin; how many there were.
 
-        For when nothing runs and the next request does not fit: what fits an empty pool must run.
+        The last resort: nothing runs and the next request does not fit, or the oldest running one
+        needs a block that no newer one can free. What fits an empty pool must run.
         """
         return self._pins.release()
 

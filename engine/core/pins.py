@@ -48,12 +48,11 @@ class PinnedPrefixes:
         return 0 if pin is None else pin.num_tokens
 
     def release(self, namespace: str | None = None) -> int:
-        """Drop every pin, or every one of a namespace; how many blocks became idle by it."""
-        num_idle = self._pool.num_idle
-        for name, pin in list(self._pins.items()):
-            if namespace is None or pin.namespace == namespace:
-                self._drop(name)
-        return self._pool.num_idle - num_idle
+        """Drop every pin, or every one of a namespace; how many there were."""
+        dropped = [name for name, pin in self._pins.items() if namespace in {None, pin.namespace}]
+        for name in dropped:
+            self._drop(name)
+        return len(dropped)
 
     def references(self) -> Counter[int]:
         """How many pins each block has."""

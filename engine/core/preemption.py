@@ -48,8 +48,8 @@ def victim_for(
 ) -> Request | None:
     """The newest of `running` (oldest first), not older than `request`, that frees a block now.
 
-    None (all their blocks are shared with older requests) makes `request` wait a step. It cannot
-    happen to the oldest: then it alone would hold the whole pool, and have ended.
+    None (all their blocks are shared or pinned) makes `request` wait a step. Without pins that
+    cannot happen to the oldest: then it alone would hold the whole pool, and have ended.
     """
     for candidate in reversed(running):
         if frees_a_block(candidate):

@@ -187,13 +187,15 @@ class Scheduler:
     def _has_room(self, request: Request, plan: Plan) -> bool:
         """Give the request a place for its next token, preempting newer ones while none is idle.
 
-        Decodes are scheduled oldest first and before prefills, so no victim has a row yet.
+        Decodes are scheduled oldest first and before prefills, so no victim has a row yet. Where
+        the oldest could only yield to newer ones, what they hold is pinned: the pins go first.
         """
         try:
             while not self._kv_cache.extend(request):
-                if len(self._running) == 1 and self._kv_cache.release_pins():
-                    continue
                 victim = victim_for(request, self._running, self._kv_cache.frees_a_block)
+                stuck = request is self._running[0] and victim in {None, request}
+                if stuck and self._kv_cache.release_pins():
+                    continue
                 if victim is None:
                     return False
                 self._preempt(victim, plan)

@@ -309,7 +309,7 @@ class Rig:
             return hits
 
         def watched_release_pins():
-            assert len(self.running) <= 1
+            assert not any(cache.frees_a_block(newer) for newer in self.running[1:])
             return release_pins()
 
         pool.allocate, cache.lookup = watched_allocate, watched_lookup

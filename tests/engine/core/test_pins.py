@@ -129,3 +129,16 @@ def test_pins_give_way_to_a_request_that_fits_only_an_empty_pool():
     assert whole.status is RequestStatus.FINISHED
     assert rig.pool.num_pinned == 0
     rig.assert_output(whole)
+
+
+def test_pins_give_way_before_the_oldest_yields_to_a_newer_request():
+    rig = Rig(config(16))
+    oldest = rig.add(core_request("oldest", tokens(191, seed=1), max_tokens=60))
+    newer = rig.add(core_request("newer", tokens(64, seed=2), max_tokens=30))
+    rig.step()
+    assert rig.core.pin("tenant-a", newer.prompt_token_ids) == 64
+    rig.drain()
+    assert (oldest.num_preemptions, newer.num_preemptions) == (0, 1)
+    assert rig.pool.num_pinned == 0
+    rig.assert_output(oldest)
+    rig.assert_output(newer)
