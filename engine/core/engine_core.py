@@ -24,7 +24,8 @@ __all__ = ["CoreConfig", "CoreStats", "EngineCore"]
 class CoreStats:
     """The engine's state and totals as plain integers.
 
-    free + cached + held blocks = total; `kv_tokens` is what the blocks beyond the reserve hold.
+    free + cached + held blocks = total. `kv_tokens` is what the blocks beyond the configured reserve
+    hold; that the governor moves `reserve_blocks` does not change what fits an idle engine.
     Prefix counts include each prompt once; preempted re-runs appear as `recomputed_tokens`.
     `no_progress_steps` computed nothing though there was work, `stalled_steps` of them in a row
     until now. `pinned_blocks` are the held or cached ones that cannot be evicted, `copied_blocks`
@@ -122,7 +123,6 @@ class EngineCore:
     def stats(self) -> CoreStats:
         """State and totals now."""
         pool, counts = self._kv_cache.pool, self._scheduler.counts
-        reserve = self._scheduler.reserve_blocks
         return CoreStats(
             running=self._scheduler.num_running,
             waiting=self._scheduler.num_waiting,
@@ -131,8 +131,8 @@ class EngineCore:
             held_blocks=pool.num_held,
             total_blocks=pool.num_blocks,
             pinned_blocks=pool.num_pinned,
-            reserve_blocks=reserve,
-            kv_tokens=self.config.tokens_in(pool.num_blocks - reserve),
+            reserve_blocks=self._scheduler.reserve_blocks,
+            kv_tokens=self.config.tokens_in(pool.num_blocks - self.config.reserve_blocks),
             preemptions=counts.preemptions,
             computed_tokens=counts.computed_tokens,
             recomputed_tokens=counts.recomputed_tokens,

@@ -219,7 +219,7 @@ class EngineService:
         return {"erased_blocks": erased}
 
     def capacity(self) -> dict[str, Any]:
-        """The body of `GET /capacity`; KV figures in tokens, `total` without the reserve.
+        """The body of `GET /capacity`; KV figures in tokens, `total` without the configured reserve.
 
         What is pinned is cached or held as well.
         """

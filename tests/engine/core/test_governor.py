@@ -142,6 +142,7 @@ def test_thrash_raises_the_reserve_that_admissions_and_stats_use():
             rig.forced.request_ids = {f"r{index}" for index in range(16)}
         rig.step()
     assert rig.core.stats().reserve_blocks == 3
+    assert rig.core.stats().kv_tokens == (100 - 2) * 16  # what fits an idle engine has not changed
     for _ in range(60):  # the rig checks every admission against the current reserve
         rig.step()
 
