@@ -24,8 +24,8 @@ __all__ = ["CoreConfig", "CoreStats", "EngineCore"]
 class CoreStats:
     """The engine's state and totals as plain integers.
 
-    free + cached + held blocks = total. `kv_tokens` is what the blocks beyond the configured reserve
-    hold; that the governor moves `reserve_blocks` does not change what fits an idle engine.
+    free + cached + held blocks = total. `kv_tokens` is what the blocks beyond the configured
+    reserve hold: the governor moves `reserve_blocks`, but not what fits an idle engine.
     Prefix counts include each prompt once; preempted re-runs appear as `recomputed_tokens`.
     `no_progress_steps` computed nothing though there was work, `stalled_steps` of them in a row
     until now. `pinned_blocks` are the held or cached ones that cannot be evicted, `copied_blocks`

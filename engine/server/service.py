@@ -219,9 +219,9 @@ class EngineService:
         return {"erased_blocks": erased}
 
     def capacity(self) -> dict[str, Any]:
-        """The body of `GET /capacity`; KV figures in tokens, `total` without the configured reserve.
+        """The body of `GET /capacity`; KV figures in tokens.
 
-        What is pinned is cached or held as well.
+        `total` is without the configured reserve; what is pinned is cached or held as well.
         """
         snapshot, tokens_in = self.loop.snapshot, self.loop.config.tokens_in
         stats = snapshot.stats
