@@ -1,7 +1,9 @@
 """The whole matrix: the default model against transformers on the same GGUF file, in fp32.
 
 20 prompts of 5 to 1,500 tokens, 64 tokens each teacher-forced on the reference's: alone and 16 at
-a time, prefix cache cold and warm, prompts whole, in chunks of 512 and in chunks of 32.
+a time, prefix cache cold and warm, prompts whole, in chunks of 512 and in chunks of 32. Then every
+sampling option with log-probabilities of outputs and prompts, on prompts of at most 200 tokens,
+also with preemption forced.
 """
 
 import dataclasses
@@ -12,9 +14,12 @@ import pytest
 import torch
 
 from engine.core.engine_core import CoreConfig
+from engine.core.preemption import PreemptEvery
+from engine.core.request import SamplingParams
 from engine.model.load import available_cores, load_model
 from engine.protocol.text.model import load_text_model
 from engine.runner.torch_runner import TorchRunner
+from tests.support.decoding import TOLERANCE, Engine, decode, every_option
 from tests.support.equivalence import (
     LOGIT_TOLERANCE,
     Comparison,
@@ -47,9 +52,13 @@ def make_prompts(path):
 
 
 @pytest.fixture(scope="module")
-def cases(smollm2):
+def reference(smollm2):
     torch.set_num_threads(available_cores())
-    reference = reference_from_gguf(smollm2)
+    return reference_from_gguf(smollm2)
+
+
+@pytest.fixture(scope="module")
+def cases(smollm2, reference):
     return [reference_case(reference, prompt, NUM_TOKENS) for prompt in make_prompts(smollm2)]
 
 
@@ -96,3 +105,47 @@ def test_logits_and_tokens(model, cases, budget, at_once):
         assert difference.tokens == len(cases) * NUM_TOKENS
         assert difference.largest_logit_difference <= LOGIT_TOLERANCE
         assert difference.mismatches_beyond_gap == 0
+
+
+@pytest.fixture(scope="module")
+def decodings(reference, cases):
+    """Sixteen requests, each with other options, as the reference decodes them."""
+    short = [case for case in cases if len(case.prompt) <= 200]
+    result = []
+    for index in range(16):
+        case = short[index % len(short)]
+        options = every_option(case.output)[index]
+        params = SamplingParams(
+            **{"max_tokens": 24, "temperature": 0.0, "seed": index, "logprobs": 20, **options},
+            prompt_logprobs=None if index % 2 else 5,
+        )
+        result.append(decode(reference, case.prompt, params))
+    return result
+
+
+@pytest.mark.parametrize(("budget", "every"), [(2048, None), (32, None), (32, 3)])
+def test_sampling_options_and_log_probabilities(model, decodings, budget, every):
+    plain = comparison(model, budget, 16)
+    config = dataclasses.replace(plain.core.config, prefix_cache=every is None)
+    engine = Engine(plain.runner, config, every and PreemptEvery(every))
+    found = {state: engine.difference(decodings) for state in ("cold", "warm")}
+    stats = engine.core.stats()
+    print(
+        json.dumps(
+            {
+                "claim": "tokens and log-probabilities equal transformers' under every option",
+                "requests": len(decodings),
+                "chunk": budget,
+                "preemptions": stats.preemptions,
+                "prefix_hit_tokens": stats.prefix_hit_tokens,
+                **{state: dataclasses.asdict(value) for state, value in found.items()},
+            }
+        )
+    )
+    assert (stats.preemptions > 100) == (every is not None)
+    assert (stats.prefix_hit_tokens > 300) == (every is None)
+    for difference in found.values():
+        assert difference.tokens == sum(len(each.output) for each in decodings)
+        assert difference.near_ties <= 0.1 * difference.tokens
+        assert difference.largest_logprob_difference <= TOLERANCE
+        assert difference.mismatches == difference.misranked == 0
