@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from gateway.admission import Admitted, Quotas
+from gateway.admission import Admitted
 from gateway.guard import where
 from gateway.queue import Phase, PoolQueue, Ticket
+from gateway.quotas import Quotas
 from tenancy.entities import TenantContext, UsageRow
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from fairness.dispatcher import Dispatcher
 from fairness.policy import FcfsPolicy, Policy, VtcPolicy
 from fairness.reservation import LimitBook
 from fairness.types import PoolConfig, Prices
-from gateway.admission import LIMIT_FIELDS, Admitted, Quotas, Tokenizers, terms_of
+from gateway.admission import Admitted, Tokenizers, terms_of
 from gateway.auth import AuthConfig, Authenticator, StoreDown
 from gateway.engines.http import HttpEngine
 from gateway.engines.monitor import ReplicaMonitor
@@ -33,6 +33,7 @@ from gateway.metering import Meter, UsageWriter
 from gateway.pool import Pool
 from gateway.protocol import EdgeLimits
 from gateway.queue import PoolQueue
+from gateway.quotas import LIMIT_FIELDS, Quotas
 from gateway.readings import PoolReadings, register_process
 from gateway.routes.inference import ActiveRequests, Service
 from gateway.routes.operations import Operations, operations_app, socket_app

@@ -15,7 +15,7 @@ from typing import Final
 
 from engine.protocol import shapes, sse
 from engine.protocol.errors import InvalidRequest
-from gateway.admission import Admitted, Quotas, Route, Tokenizers, admit
+from gateway.admission import Admitted, Route, Tokenizers, admit
 from gateway.auth import Authenticator
 from gateway.engines.port import EngineEvent
 from gateway.engines.request import CacheIdentity
@@ -44,6 +44,7 @@ from gateway.guard import (
 from gateway.interrupt import ClientWatch
 from gateway.metering import Exchange, Meter, Outcome
 from gateway.pool import Pool
+from gateway.quotas import Quotas
 from gateway.routes.dialects import Dialect
 from gateway.routes.reply import Reply
 from gateway.streaming import Relay
