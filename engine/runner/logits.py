@@ -11,6 +11,7 @@ allow-list stands and the other rules yield: nothing outside it is ever chosen.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from engine.core.request import SamplingParams
 
 Logits = np.ndarray[Any, np.dtype[np.float32]]
+Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 _NEVER = np.float32(-np.inf)
 
@@ -68,10 +70,16 @@ def _has_rules(params: SamplingParams, num_outputs: int) -> bool:
 def _only_allowed(logits: Logits, params: SamplingParams) -> Logits:
     if params.allowed_token_ids is None:
         return logits
-    ids = np.array(params.allowed_token_ids, np.int64)
+    ids = _as_array(params.allowed_token_ids)
     allowed = np.full_like(logits, _NEVER)
     allowed[ids] = logits[ids]
     return allowed
+
+
+@lru_cache(maxsize=64)
+def _as_array(token_ids: tuple[int, ...]) -> Ids:
+    """Kept, for a list may name a whole vocabulary, and comes again at every step."""
+    return np.array(token_ids, np.int64)
 
 
 def _forbid_bad_words(logits: Logits, params: SamplingParams, output: Sequence[int]) -> None:
@@ -131,6 +139,6 @@ def _last_resort(allowed: Logits, params: SamplingParams) -> Logits:
     """
     if params.allowed_token_ids is not None and allowed.max() == _NEVER:
         even = allowed.copy()
-        even[np.array(params.allowed_token_ids, np.int64)] = 0
+        even[_as_array(params.allowed_token_ids)] = 0
         return even
     return allowed

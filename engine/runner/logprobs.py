@@ -5,14 +5,11 @@ model computed. A token's rank is the number of tokens at least as likely as it,
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from engine.core.batch import Logprobs
-from engine.runner.logits import Logits, without_nan
-
-Ids = np.ndarray[Any, np.dtype[np.int64]]
+from engine.runner.logits import Ids, Logits, without_nan
 
 
 def score(logits: Logits, token_ids: Sequence[int], count: int) -> tuple[Logprobs, ...]:

@@ -16,13 +16,13 @@ import numpy as np
 
 from engine.core.batch import SampledToken
 from engine.core.request import SamplingParams
-from engine.runner.logits import Logits, process, without_nan
-from engine.runner.logprobs import Ids, largest, score
+from engine.runner.logits import Ids, Logits, process, without_nan
+from engine.runner.logprobs import largest, score
 
 Probabilities = np.ndarray[Any, np.dtype[np.float64]]
 
 _KEY_MASK = (1 << 64) - 1
-# Enough candidates for nearly every nucleus; the full sort is the exact way out.
+# Enough candidates for nearly every nucleus; sorting all weights is the exact way out.
 _FIRST_CANDIDATES = 1024
 
 
@@ -93,7 +93,7 @@ def _kept(weights: Probabilities, logits: Logits, params: SamplingParams) -> Ids
     total = float(weights.sum())
     ranked = largest(logits, min(_FIRST_CANDIDATES, size))
     if float(weights[ranked].sum()) < params.top_p * total:
-        ranked = largest(logits, size)
+        return _wide_nucleus(logits, weights, params.top_p * total)
     return np.sort(_nucleus(ranked, weights, params.top_p, total))
 
 
@@ -101,6 +101,21 @@ def _nucleus(ranked: Ids, weights: Probabilities, top_p: float, total: float) ->
     """The shortest prefix of `ranked` whose weights reach `top_p` of `total`; at least one."""
     reached = np.cumsum(weights[ranked])
     return ranked[: int(np.searchsorted(reached, top_p * total)) + 1]
+
+
+def _wide_nucleus(logits: Logits, weights: Probabilities, wanted: float) -> Ids:
+    """`_nucleus` of the whole vocabulary, in ascending order: ranking every id would take longer.
+
+    A larger logit never weighs less, so the sorted weights are in the order of the logits.
+    """
+    reached = np.cumsum(np.sort(weights)[::-1])
+    count = min(int(np.searchsorted(reached, wanted)) + 1, len(logits))
+    threshold = np.partition(logits, len(logits) - count)[len(logits) - count]
+    kept = logits >= threshold
+    excess = int(kept.sum()) - count
+    if excess:  # of equal ones the lower ids stay
+        kept[np.flatnonzero(logits == threshold)[-excess:]] = False
+    return np.flatnonzero(kept)
 
 
 def _pick(kept: Ids | None, weights: Probabilities, point: float) -> int:
