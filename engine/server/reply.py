@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import orjson
@@ -16,6 +17,7 @@ from engine.protocol.shapes import OMIT, Head, TokenLogprob, UsageMember
 from engine.server import asgi
 from engine.server.answers import Dialect, Part
 from engine.server.errors import SlowReader, answer
+from engine.server.json_lists import JsonLists
 from engine.server.service import EngineService, Ticket
 from engine.server.stream import Admitted, Delta, Failed, ListedToken, PromptScored
 from engine.server.telling import TokenTeller
@@ -46,7 +48,10 @@ class Reply:
         self._cached_tokens = 0
         self._output_tokens = [0] * ticket.sampling.n
         self._unfinished = ticket.sampling.n
-        self._scores: list[Logprobs] = []
+        self._scores: list[Logprobs] = []  # of the prompt, for its echo
+        self._prompt_lists = JsonLists()
+        if ticket.sampling.prompt_logprobs is not None:
+            self._prompt_lists.append({"prompt_logprobs": [None]})  # the first token has none
         self._head = Head(dialect.id_prefix + ticket.request_id, int(time.time()), service.model_id)
         self._headers = ((b"x-request-id", ticket.request_id.encode("ascii")),)
 
@@ -60,26 +65,23 @@ class Reply:
                 case Admitted(num_cached_tokens=cached):
                     self._cached_tokens = cached
                 case PromptScored(logprobs=scores):
-                    self._scores.extend(scores)
+                    self._take_scores(scores)
                 case Failed(error=error):
                     raise error
                 case Delta() as delta:
-                    self._output_tokens[delta.choice] = delta.output_tokens
-                    answers[delta.choice].append(delta)
+                    answers[delta.choice].append(self._delta(delta))
         await asgi.send_json(self._send, 200, self._body(answers), self._headers)
 
     def _body(self, answers: "Sequence[_Whole]") -> JsonObject:
-        parts = [self._choice(index, answer) for index, answer in enumerate(answers)]
+        echo = _Whole()
+        echo.append(self._echo())
+        parts = [each.after(echo, index) for index, each in enumerate(answers)]
         body = self._dialect.whole(self._head, parts, self._usage())
         targets = body["choices"] if self._dialect.prompt_in_choices else [body]
+        about_prompt = self._about_prompt()
         for target in targets:
-            target.update(self._about_prompt())
+            target.update(about_prompt)
         return body
-
-    def _choice(self, index: int, whole: "_Whole") -> Part:
-        text = self._echo_text() + "".join(whole.texts)
-        told = [*self._echoed(), *self._teller.told(whole.tokens)]
-        return self._part(index, text, str(whole.finish_reason), told, whole.tokens)
 
     # --- streamed ------------------------------------------------------------------------------
 
@@ -124,7 +126,7 @@ class Reply:
                     await self._end(b"")
                     return False
                 case PromptScored(logprobs=scores):
-                    self._scores.extend(scores)
+                    self._take_scores(scores)
                 case Delta() as delta if echo_due:
                     early.append(delta)
                 case Delta() as delta:
@@ -136,20 +138,17 @@ class Reply:
         return self._sampling.logprobs is None or scored >= len(self._ticket.prompt_token_ids)
 
     async def _write_echo(self) -> None:
+        echo = self._echo()
         for index in range(self._sampling.n):
-            part = self._part(index, self._echo_text(), None, self._echoed())
+            part = replace(echo, index=index)
             await self._write(self._dialect.delta(self._head, part, self._running_usage()))
 
     async def _write_delta(self, delta: Delta) -> None:
-        self._output_tokens[delta.choice] = delta.output_tokens
-        reason = None
-        if delta.finish_reason is not None:
-            reason = delta.finish_reason.value
+        part = self._delta(delta)
+        if part.finish_reason is not None:
             self._unfinished -= 1
         elif not (delta.text or delta.tokens or self._delivery.continuous_usage_stats):
             return  # all of it is held back
-        told = self._teller.told(delta.tokens)
-        part = self._part(delta.choice, delta.text, reason, told, delta.tokens)
         await self._write(self._dialect.delta(self._head, part, self._running_usage()))
 
     async def _write(self, payload: JsonObject) -> None:
@@ -168,33 +167,43 @@ class Reply:
 
     # --- both ----------------------------------------------------------------------------------
 
+    def _delta(self, delta: Delta) -> Part:
+        """A piece of one choice in words; its tokens count as used from now on."""
+        self._output_tokens[delta.choice] = delta.output_tokens
+        told, tokens = self._teller.told(delta.tokens), delta.tokens
+        return self._part(delta.choice, delta.text, delta.finish_reason, told, tokens)
+
+    def _echo(self) -> Part:
+        """The prompt as the beginning of a choice; nothing where no echo was asked for."""
+        echo = self._ticket.echo
+        if echo is None:
+            return self._part(0, "", None, ())
+        told = self._teller.echoed(self._ticket.prompt_token_ids, echo, self._scores)
+        return self._part(0, echo.text, None, told)
+
     def _part(
         self,
         index: int,
         text: str,
-        reason: str | None,
+        reason: FinishReason | None,
         told: Sequence[TokenLogprob],
         tokens: Sequence[ListedToken] = (),
     ) -> Part:
         logprobs = self._teller.logprobs(told) if told or not self._delivery.stream else None
         extras = self._teller.ids(tokens) if tokens or not self._delivery.stream else {}
-        return Part(text, reason, index, logprobs, extras)
+        return Part(text, None if reason is None else reason.value, index, logprobs, extras)
 
-    def _echo_text(self) -> str:
-        return "" if self._ticket.echo is None else self._ticket.echo.text
-
-    def _echoed(self) -> list[TokenLogprob]:
-        if self._ticket.echo is None:
-            return []
-        return self._teller.echoed(self._ticket.prompt_token_ids, self._ticket.echo, self._scores)
+    def _take_scores(self, scores: Sequence[Logprobs]) -> None:
+        if self._sampling.echo:
+            self._scores.extend(scores)
+        if self._sampling.prompt_logprobs is not None:
+            self._prompt_lists.append({"prompt_logprobs": self._teller.prompt_logprobs(scores)})
 
     def _about_prompt(self) -> JsonObject:
         """What vLLM says about the prompt, where it was asked for."""
-        members: JsonObject = {}
+        members = self._prompt_lists.whole()
         if self._sampling.return_token_ids:
             members["prompt_token_ids"] = self._ticket.prompt_token_ids
-        if self._sampling.prompt_logprobs is not None:
-            members["prompt_logprobs"] = self._teller.prompt_logprobs(self._scores)
         return members
 
     def _usage(self) -> JsonObject:
@@ -211,11 +220,23 @@ class _Whole:
     """One answer as it is collected."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.tokens: list[ListedToken] = []
-        self.finish_reason: FinishReason | None = None
+        self.finish_reason: str | None = None
+        self._texts: list[str] = []
+        self._logprobs = JsonLists()
+        self._extras = JsonLists()
 
-    def append(self, delta: Delta) -> None:
-        self.texts.append(delta.text)
-        self.tokens.extend(delta.tokens)
-        self.finish_reason = delta.finish_reason
+    def append(self, part: Part) -> None:
+        """Take a piece; the last one says why the answer ended."""
+        self.finish_reason = part.finish_reason
+        self._texts.append(part.text)
+        self._logprobs.append(part.logprobs or {})
+        self._extras.append(part.extras)
+
+    def after(self, echo: "_Whole", index: int) -> Part:
+        """The whole choice, which begins with an echo of the prompt."""
+        logprobs, extras = JsonLists(), JsonLists()
+        for each in (echo, self):
+            logprobs.extend(each._logprobs)  # noqa: SLF001 - of the same class
+            extras.extend(each._extras)  # noqa: SLF001
+        text = "".join([*echo._texts, *self._texts])  # noqa: SLF001
+        return Part(text, self.finish_reason, index, logprobs.whole() or None, extras.whole())

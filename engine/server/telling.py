@@ -55,10 +55,10 @@ class TokenTeller:
             for token_id, offset, score in zip(prompt, echo.offsets, (None, *scores), strict=True)
         ]
 
-    def prompt_logprobs(self, scores: Sequence[Logprobs]) -> list[JsonObject | None]:
-        """As vLLM has `prompt_logprobs`: null for the first token, then an object by token id."""
+    def prompt_logprobs(self, scores: Sequence[Logprobs]) -> list[JsonObject]:
+        """Items of vLLM's `prompt_logprobs`: one object by token id for each position."""
         num_top = self._sampling.prompt_logprobs or 0
-        return [None, *(self._ranked(score, num_top) for score in scores)]
+        return [self._ranked(score, num_top) for score in scores]
 
     def _ranked(self, score: Logprobs, num_top: int) -> JsonObject:
         ranked = {str(score.token_id): self._rank(score.token_id, score.logprob, score.rank)}
