@@ -83,7 +83,8 @@ def _text(cell: str | float) -> str:
         return cell
     if isinstance(cell, int):
         return f"{cell:,}"
-    decimals = 0 if abs(cell) >= 1_000 else 1 if abs(cell) >= 100 else 2 if abs(cell) >= 1 else 4
+    size = abs(cell)
+    decimals = 0 if size >= 1_000 or not size else 1 if size >= 100 else 2 if size >= 1 else 4
     return f"{cell:,.{decimals}f}"
 
 

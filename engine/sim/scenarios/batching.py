@@ -59,41 +59,28 @@ def continuous(lengths: list[int], slots: int, arrivals: list[float] | None = No
 
 def _static(rng: Generator) -> Result:
     """The useful share of static batches, beside the theorem."""
+    useful = {
+        slots: 100 * exponential_utilisation(rng, slots, NUM_BATCHES, MEAN_ANSWER)
+        for slots in BATCH_SIZES
+    }
+    theorem = [100 / harmonic(slots) for slots in BATCH_SIZES]
     one = essay()
-    rows = [
-        (
-            size,
-            100 * exponential_utilisation(rng, size, NUM_BATCHES, MEAN_ANSWER),
-            100 / harmonic(size),
-        )
-        for size in BATCH_SIZES
-    ]
-    return Result(
-        (
-            Table(
-                f"static batches of exponential answers, {NUM_BATCHES} batches",
-                ("slots", "useful slot-steps (%)", "1/H_B (%)"),
-                tuple(rows),
-            ),
-            Table(
-                "one answer of 2,000 tokens among 31 of 50",
-                ("slots", "steps", "useful slot-steps (%)"),
-                ((one.slots, one.steps, 100 * one.utilisation),),
-            ),
-        ),
-        (
-            Plot(
-                "Static batching",
-                "slots",
-                "useful slot-steps (%)",
-                (
-                    Line("simulated", *zip(*((row[0], row[1]) for row in rows), strict=True)),
-                    Line("1/H_B", *zip(*((row[0], row[2]) for row in rows), strict=True)),
-                ),
-                log_x=True,
-            ),
-        ),
+    batches = Table(
+        f"static batches of exponential answers, {NUM_BATCHES:,} batches",
+        ("slots", "useful slot-steps (%)", "1/H_B (%)"),
+        tuple(zip(BATCH_SIZES, useful.values(), theorem, strict=True)),
     )
+    single = Table(
+        "one answer of 2,000 tokens among 31 of 50",
+        ("slots", "steps", "useful slot-steps (%)"),
+        ((one.slots, one.steps, 100 * one.utilisation),),
+    )
+    lines = (
+        Line("simulated", BATCH_SIZES, list(useful.values())),
+        Line("1/H_B", BATCH_SIZES, theorem),
+    )
+    plot = Plot("Static batching", "slots", "useful slot-steps (%)", lines, log_x=True)
+    return Result((batches, single), (plot,))
 
 
 def _backlog(rng: Generator) -> Result:
