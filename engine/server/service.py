@@ -126,6 +126,8 @@ class EngineService:
         arrival = Arrival(at, at_ns, trace, place)
         try:
             prompt = await self.encode(_prompt(request))
+            room = Room(len(prompt), self.limits.max_model_len, dialect.prompt_param)
+            room.output_tokens(request.sampling.max_tokens)  # before a lost cause costs more
             ticket = await self._ticket(request, request_id, prompt)
             submission = self._submission(request, ticket, dialect, arrival)
             place.prompt(len(prompt))
@@ -200,6 +202,8 @@ class EngineService:
         """
         self.require_model(request.model)
         prompt = await self.encode(request.prompt)
+        param = "messages" if isinstance(request.prompt, Chat) else "prompt"
+        Room(len(prompt), self.limits.max_model_len, param).output_tokens(1)
         pinned = 0
         try:
             if request.pinned:

@@ -62,6 +62,14 @@ async def test_pins_are_a_namespaces_own(client, text_model):
     assert body == {"pinned_tokens": 0, "prompt_tokens": 102}
 
 
+async def test_what_no_sequence_can_hold_is_not_looked_for(client, text_model):
+    for prompt in ("x" * 512, text_model.encode("x" * 512)):
+        status, body = await pin(client, prompt)
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert body["error"]["param"] == "prompt"
+    assert (await pin(client, "x" * 511))[0] == 200
+
+
 async def test_too_much_cannot_be_pinned(launch):
     engine = launch(num_blocks=40)
     async with client_for(engine) as client:

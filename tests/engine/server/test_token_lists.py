@@ -8,6 +8,7 @@ from math import log
 import pytest
 
 from engine.protocol.text.detokenizer import Detokenizer
+from engine.server import service
 from tests.engine.server.conftest import END_OF_PROMPT, chat, client_for, completion, echo
 
 HALF, QUARTER = log(0.5), log(0.25)
@@ -252,3 +253,12 @@ async def test_a_prompt_of_one_token_has_nothing_to_score(client):
     payload = completion([65], echo=True, logprobs=1, max_tokens=1, stream=True)
     events = await client.events("/v1/completions", payload)
     assert "".join(e["choices"][0]["text"] for e in events[:-1]) == choice["text"]
+
+
+async def test_a_prompt_that_can_never_fit_is_not_put_into_words(client, monkeypatch):
+    def spelled(*_):
+        raise AssertionError("the echo of a lost cause was written")
+
+    monkeypatch.setattr(service, "echo_of", spelled)
+    status, body = await client.completion([65] * 512, echo=True)
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
