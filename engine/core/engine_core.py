@@ -145,5 +145,5 @@ class EngineCore:
         )
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError unless every block is accounted for; cheap enough when idle."""
+        """Raise IntegrityError unless every block is accounted for. O(blocks): for when idle."""
         self._kv_cache.check_integrity(self._scheduler.requests.values())

@@ -74,4 +74,4 @@ class Outbox:
     answers: list[Answer] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.events or self.released or self.answers)
+        return bool(self.events or self.began or self.released or self.answers)

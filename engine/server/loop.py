@@ -2,11 +2,13 @@
 
 Nothing else touches the core or its requests. Aborts are applied before the output of the step
 they arrived in is handled, so a request that was aborted during its last step is not a success.
-With nothing to do the thread waits on a condition. A request that fails in a step ends alone;
-anything worse ends the thread, every stream with it, and `alive` says so.
+With nothing to do the thread waits on a condition, and after a second checks that no block is
+lost or wrongly shared. A request that fails in a step ends alone; anything worse ends the thread,
+every stream with it, and `alive` says so.
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 STALLED_STEPS: Final = 100
 IDLE_STEP_WAIT_S: Final = 0.005
+IDLE_CHECK_S: Final = 1.0
+"""So long nothing was asked for when the block accounting is checked: in nobody's way."""
 
 Result = TypeVar("Result")
 
@@ -112,8 +116,7 @@ class EngineLoop:
 
     def abort(self, request_id: str, stream: TokenStream) -> None:
         """Abort this very request, if it is still there; effective before the next step."""
-        if not self._dead:
-            self._command(Abort(request_id, stream))
+        self._tell(Abort(request_id, stream))
 
     async def abort_id(self, request_id: str) -> bool:
         """Abort by id and say whether there was such a request; its blocks are back by then."""
@@ -129,8 +132,7 @@ class EngineLoop:
 
     def fail_all(self, error: Exception) -> None:
         """End every request now: the drain deadline has passed."""
-        if not self._dead:
-            self._command(FailAll(error))
+        self._tell(FailAll(error))
 
     async def stop(self) -> None:
         """End the thread after its current step; requests still there fail as draining."""
@@ -139,6 +141,11 @@ class EngineLoop:
             self._wake.notify()
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
+
+    def _tell(self, command: Command) -> None:
+        """A command that a dead loop, which has ended every request, need not hear."""
+        with contextlib.suppress(EngineDead):
+            self._command(command)
 
     def _command(self, command: Command) -> None:
         with self._wake:
@@ -198,11 +205,18 @@ class EngineLoop:
         self._flush()
 
     def _wait_for_work(self) -> None:
+        """Raises IntegrityError: blocks that two tenants may share must not serve anyone."""
         with self._wake:
             if self.snapshot.stats.stalled_steps and not (self._commands or self._stopping):
                 self._wake.wait(IDLE_STEP_WAIT_S)
-            while not (self._commands or self._stopping or self._core.has_work()):
-                self._wake.wait()
+            if self._wake.wait_for(self._is_wanted, IDLE_CHECK_S):
+                return
+        self._core.check_integrity()
+        with self._wake:
+            self._wake.wait_for(self._is_wanted)
+
+    def _is_wanted(self) -> bool:
+        return bool(self._commands) or self._stopping or self._core.has_work()
 
     def _turn(self) -> None:
         self._apply_commands()

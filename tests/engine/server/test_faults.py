@@ -7,6 +7,7 @@ import json
 import pytest
 
 from engine.protocol.text.detokenizer import Detokenizer
+from engine.server import loop
 from engine.server.loop import STALLED_STEPS
 from tests.engine.server.conftest import MODEL, SALT, completion, echo, until
 
@@ -228,6 +229,23 @@ async def test_a_dead_loop_fails_its_streams_and_health(engine, client, monkeypa
     status, body = await client.completion("x")
     assert (status, body["error"]["code"]) == (503, "engine_dead")
     engine.core.abort(next(iter(engine.core._scheduler.requests), ""))
+
+
+async def test_an_idle_engine_whose_blocks_do_not_add_up_serves_no_more(
+    engine, client, monkeypatch
+):
+    monkeypatch.setattr(loop, "IDLE_CHECK_S", 0.01)
+    free = engine.core._kv_cache.pool._free
+    await client.completion(echo("x"))
+    await asyncio.sleep(0.1)
+    assert (await client.get("/health"))["status"] == "ok"
+    lost = free.pop()
+    await client.post("/abort/nobody", {})
+    await until(lambda: not engine.engine.service.loop.alive)
+    free.append(lost)
+    async with client.session.get("http://engine/health") as response:
+        assert (await error_of(response, 503))["code"] == "engine_dead"
+    assert await client.metric('evenhand_engine_request_errors_total{hook="loop"}') == 1
 
 
 async def test_a_fault_in_a_route_is_a_plain_500(engine, client, monkeypatch):
