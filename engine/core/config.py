@@ -57,6 +57,8 @@ class CoreConfig:
     def _check_windows(self) -> None:
         if not self.windows or any(w is not None and w < 1 for w in self.windows):
             raise ValueError("windows must name at least one page group, and no window below 1")
+        if self.max_sequence_tokens < 2:
+            raise ValueError("num_blocks must hold two tokens in every page group")
 
     @property
     def reserve_blocks(self) -> int:

@@ -71,8 +71,9 @@ class EngineCore:
     def add(self, *requests: Request) -> None:
         """Accept a new request, or all samples of one prompt; they wait until a step admits them.
 
-        Raises NeverFits, QueueFull or DuplicateRequest (ValueError if the prompts differ), and
-        then keeps none. The scores of a prompt are reported once, for the sample that computed it.
+        Raises NeverFits, QueueFull or DuplicateRequest (ValueError if the prompts differ or are
+        empty), and then keeps none. Each position of a prompt is scored once, for the sample that
+        computed it.
         """
         self._scheduler.add(*requests)
 

@@ -93,9 +93,12 @@ class Scheduler:
     def add(self, *requests: Request) -> None:
         """Take the samples of one prompt, all or none.
 
-        Raises DuplicateRequest, NeverFits or QueueFull, and ValueError if the prompts differ.
+        Raises DuplicateRequest, NeverFits or QueueFull, and ValueError if the prompts differ or
+        have no token.
         """
         prompt, namespace = requests[0].prompt_token_ids, requests[0].namespace
+        if not prompt:
+            raise ValueError("a prompt has at least one token")
         ids = {request.request_id for request in requests}
         for request in requests:
             if request.prompt_token_ids != prompt or request.namespace != namespace:

@@ -168,6 +168,13 @@ def test_samples_are_taken_all_or_none():
     rig.drain()
 
 
+def test_a_prompt_without_a_token_is_refused():
+    rig = Rig(config(10))
+    with pytest.raises(ValueError, match="at least one token"):
+        rig.core.add(request("a", ()))
+    assert not rig.core.has_work()
+
+
 def test_requests_with_different_prompts_are_no_samples():
     rig = Rig(config(10))
     with pytest.raises(ValueError, match="share their prompt"):

@@ -222,6 +222,7 @@ def test_what_no_prefill_takes_goes_to_the_oldest_then_to_the_next():
         {"max_waiting_tokens": 10},
         {"long_prefill_token_threshold": -1},
         {"block_size": 0},
+        {"windows": (None, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16)},  # more groups than blocks
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(changes):
