@@ -33,5 +33,5 @@ def test_too_few_steps_are_refused():
 def test_the_fit_is_close_to_every_measured_step_of_this_machine_class():
     model = measured_cpu()
     errors = [model.seconds(step.work) / step.seconds - 1 for step in measured_steps()]
-    assert max(map(abs, errors)) < 0.35
-    assert np.median(np.abs(errors)) < 0.15
+    assert max(map(abs, errors)) < 0.12
+    assert np.median(np.abs(errors)) < 0.05
