@@ -5,6 +5,7 @@ What goes wrong for one row is that row's failure and nobody else's.
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from engine.core.batch import Logprobs, RunnerOutput, SampledToken, ScheduledRow
@@ -38,7 +39,7 @@ def read_outputs(
                 scored[row.request_id] = _score_prompt(row, start, hidden, head)
             if row.samples:
                 sampled[row.request_id] = sample(
-                    logits[row.request_id],
+                    _numbers(logits[row.request_id]),
                     row.params,
                     row.prompt_token_ids,
                     row.output_token_ids,
@@ -70,5 +71,15 @@ def _score_prompt(
         offset = start - row.start - 1
         logits = head(hidden[first + offset : stop + offset]).numpy()
         tokens = row.prompt_token_ids[first:stop]
-        scores.extend(score(logits, tokens, row.params.prompt_logprobs))
+        scores.extend(score(_numbers(logits), tokens, row.params.prompt_logprobs))
     return tuple(scores)
+
+
+def _numbers(logits: Logits) -> Logits:
+    """The logits, of any shape. Raises ArithmeticError where a position has nothing but NaN.
+
+    A token chosen from those would be noise, and so would be what its sequence leaves in the cache.
+    """
+    if np.isnan(logits.max()) and np.isnan(logits).all(axis=-1).any():
+        raise ArithmeticError("the model computed no logit that is a number")
+    return logits
