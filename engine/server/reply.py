@@ -24,6 +24,7 @@ from engine.server.telling import TokenTeller
 
 JsonObject = dict[str, Any]
 
+_PIECE_BYTES: Final = 1 << 18
 _SSE_HEADERS: Final = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
@@ -70,7 +71,15 @@ class Reply:
                     raise error
                 case Delta() as delta:
                     answers[delta.choice].append(self._delta(delta))
-        await asgi.send_json(self._send, 200, self._body(answers), self._headers)
+        await self._send_whole(orjson.dumps(self._body(answers)))
+
+    async def _send_whole(self, body: bytes) -> None:
+        """In pieces, each of which must find the client reading: an answer can be very long."""
+        length = (b"content-length", str(len(body)).encode("ascii"))
+        await asgi.start(self._send, 200, "application/json", [length, *self._headers])
+        for start in range(0, len(body), _PIECE_BYTES):
+            stop = start + _PIECE_BYTES
+            await self._send_body(body[start:stop], more=stop < len(body))
 
     def _body(self, answers: "Sequence[_Whole]") -> JsonObject:
         echo = _Whole()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 
 import pytest
@@ -122,3 +123,23 @@ async def test_a_reader_that_stops_is_cut_off(launch):
         await until(lambda: steps_with(engine, slow) > 0)
         await until(lambda: is_idle(engine), timeout_s=60)
     assert steps_with(engine, slow) < 60_000
+
+
+async def test_a_long_answer_is_not_kept_for_one_who_does_not_read_it(launch):
+    engine = launch(assembly={"write_deadline_s": 0.1})
+    wanted = completion("p" * 200, n=8, max_tokens=1, prompt_logprobs=20)  # in each of 8 choices
+    body = json.dumps(wanted).encode()
+    with socket.socket(socket.AF_UNIX) as reader:
+        reader.connect(str(engine.path))
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: e\r\ncontent-length: {len(body)}\r\n"
+        reader.sendall(head.encode() + b"connection: close\r\n\r\n" + body)
+        await until(lambda: engine.runner.batches and is_idle(engine))
+        await until(lambda: not engine.server.server_state.tasks)
+        received = await asyncio.to_thread(read_all, reader)
+    head, _, answered = received.partition(b"\r\n\r\n")
+    (length,) = re.findall(rb"content-length: (\d+)", head)
+    assert 0 < len(answered) < int(length)
+
+
+def read_all(reader):
+    return b"".join(iter(lambda: reader.recv(1 << 16), b""))
