@@ -4,9 +4,10 @@ A token that is only a part of a character is called `bytes:\xf0\x9f`, as at Ope
 of them look alike. A control token shows its name, and stands for no bytes.
 """
 
-import codecs
+from collections.abc import Sequence
 
 from engine.protocol.shapes import TokenLogprob
+from engine.protocol.text.detokenizer import Detokenizer
 from engine.protocol.text.tokenizer import TextTokenizer
 from gateway.engines.port import ScoredToken
 
@@ -32,6 +33,10 @@ class Spelling:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
+    def offsets(self, before: Sequence[int]) -> "TextOffsets":
+        """For one text, which begins after the tokens `before` it."""
+        return TextOffsets(Detokenizer(self._bytes, before))
+
     def tell(self, scored: ScoredToken, num_top: int, offset: int) -> TokenLogprob:
         """A scored token and the `num_top` likeliest in its place, as answers show them."""
         likeliest = sorted(scored.top, key=lambda each: -each[1])[:num_top]
@@ -47,12 +52,12 @@ class Spelling:
 class TextOffsets:
     """Where each token of one text begins in it, in characters."""
 
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
         self._position = 0
 
-    def step(self, data: bytes) -> int:
-        """Where the next token, of these bytes, begins."""
-        begins = self._position
-        self._position += len(self._decoder.decode(data))
-        return begins
+    def step(self, token_id: int) -> int:
+        """Where the next token begins, which is after a character that it cuts off."""
+        before = self._position
+        self._position += len(self._detokenizer.push(token_id))
+        return before + self._detokenizer.num_earlier

@@ -22,8 +22,13 @@ class Detokenizer(Protocol):
         """Whether the latest character is not whole yet."""
         ...
 
+    @property
+    def num_earlier(self) -> int:
+        """Characters of the latest text that its token cut off."""
+        ...
+
     def push(self, token_id: int) -> str:
-        """The characters that this token completes."""
+        """The characters that this token completes, or cuts off."""
         ...
 
     def flush(self) -> str:
@@ -91,7 +96,9 @@ class OutputText:
         text, stopped = self._scanner.push(decoded, armed=armed)
         if self._listing is None:
             return Piece(text, stopped)
-        self._listing.add(token_id, logprobs, len(decoded), partial=self._detokenizer.partial)
+        begins = self._detokenizer.num_earlier
+        partial = self._detokenizer.partial
+        self._listing.add(token_id, logprobs, len(decoded), begins=begins, partial=partial)
         return Piece(text, stopped, self._listing.sent(len(text)))
 
     def finish(
@@ -100,13 +107,15 @@ class OutputText:
         """Take the last token, itself the end if `by_token`; nothing is held back any more."""
         hidden = by_token and not self._show_stop_token
         decoded = "" if hidden else self._detokenizer.push(token_id)
+        partial = not hidden and self._detokenizer.partial
         armed = self._num_tokens >= self._min_tokens
         text, stopped = self._scanner.push(decoded + self._detokenizer.flush(), armed=armed)
         if not stopped:
             text += self._scanner.flush()
         if self._listing is None:
             return Piece(text, stopped)
-        self._listing.add(token_id, logprobs, len(decoded), partial=False)
+        begins = 0 if hidden else self._detokenizer.num_earlier
+        self._listing.add(token_id, logprobs, len(decoded), begins=begins, partial=partial)
         listed = self._listing.sent(len(text)) if stopped else self._listing.rest()
         return Piece(text, stopped, listed)
 
@@ -130,10 +139,19 @@ class TokenListing:
         self._sent = start
 
     def add(
-        self, token_id: int, logprobs: Logprobs | None, num_chars: int, *, partial: bool
+        self,
+        token_id: int,
+        logprobs: Logprobs | None,
+        num_chars: int,
+        *,
+        begins: int,
+        partial: bool,
     ) -> None:
-        """A token completed `num_chars` characters and, if `partial`, has begun another."""
-        token = ListedToken(token_id, self._decoded, logprobs)
+        """A token ended `num_chars` characters and, if `partial`, has begun another.
+
+        Its own first is the one at `begins` of these.
+        """
+        token = ListedToken(token_id, self._decoded + begins, logprobs)
         self._decoded += num_chars
         self._held.append(_Held(token, self._decoded + partial))
 
@@ -166,7 +184,7 @@ def echo_of(detokenizer: Detokenizer, token_ids: Sequence[int]) -> Echo:
     offsets: list[int] = []
     length = 0
     for token_id in token_ids:
-        offsets.append(length)
         pieces.append(detokenizer.push(token_id))
+        offsets.append(length + detokenizer.num_earlier)
         length += len(pieces[-1])
     return Echo("".join(pieces), tuple(offsets))

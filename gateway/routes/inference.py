@@ -227,7 +227,7 @@ class _Handler:
             int(time.time()),
             prepared.model,
         )
-        self._reply = Reply(dialect, head, prepared.sampling, pool.spelling)
+        self._reply = Reply(dialect, head, prepared.sampling, pool.spelling, prepared.prompt)
         self._relay = Relay(
             exchange,
             pool.upstreams,

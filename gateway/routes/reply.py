@@ -15,9 +15,9 @@ from gateway.spelling import Spelling, TextOffsets
 
 @dataclass(slots=True)
 class _Choice:
-    """What one choice has come to; where its next token begins, and of a whole answer the rest."""
+    """What one choice has come to: where its next token begins, and of a whole answer the rest."""
 
-    offsets: TextOffsets = field(default_factory=TextOffsets)
+    offsets: TextOffsets
     texts: list[str] = field(default_factory=list)
     tokens: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str = ""
@@ -27,13 +27,19 @@ class Reply:
     """One response of `sampling.n` choices, either streamed or whole; made for one request."""
 
     def __init__(
-        self, dialect: Dialect, head: Head, sampling: Sampling, spelling: Spelling
+        self,
+        dialect: Dialect,
+        head: Head,
+        sampling: Sampling,
+        spelling: Spelling,
+        prompt: Sequence[int],
     ) -> None:
         self._head = head
         self._dialect = dialect
         self._spelling = spelling
         self._num_top = sampling.logprobs
-        self._choices = [_Choice() for _ in range(sampling.n)]
+        before = () if sampling.echo else prompt
+        self._choices = [_Choice(spelling.offsets(before)) for _ in range(sampling.n)]
 
     # --- streamed ------------------------------------------------------------------------------
 
@@ -93,7 +99,7 @@ class Reply:
             return []
         offsets, spelling = self._choices[index].offsets, self._spelling
         return [
-            spelling.tell(scored, num_top, offsets.step(spelling.data(scored.token_id)))
+            spelling.tell(scored, num_top, offsets.step(scored.token_id))
             for scored in event.logprobs
         ]
 

@@ -8,6 +8,7 @@ import pytest
 CHAT = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT = {"model": "smollm2-135m", "prompt": "Once upon"}
 PART_OF_A_CHARACTER = 10_813
+REST_OF_THE_CHARACTER = 38_887
 
 
 @pytest.fixture
@@ -98,6 +99,21 @@ async def test_a_part_of_a_character_is_told_by_its_bytes(gateway, sdk):
     answer = await sdk.chat.completions.create(**CHAT, logprobs=True)
     first = answer.choices[0].logprobs.content[0]
     assert (first.token, first.bytes) == (r"bytes:\xf0\x9f", [0xF0, 0x9F])
+
+
+async def test_where_a_token_begins_that_cuts_a_character_off(gateway, sdk):
+    gateway.upstream.token = PART_OF_A_CHARACTER
+    answer = await sdk.completions.create(**TEXT, logprobs=0)
+    assert answer.choices[0].logprobs.text_offset == [0, 1, 2, 3]
+
+
+async def test_where_a_token_begins_after_a_character_of_the_prompts(gateway, sdk):
+    gateway.upstream.token = REST_OF_THE_CHARACTER
+    prompt = [28, PART_OF_A_CHARACTER]
+    answer = await sdk.completions.create(**{**TEXT, "prompt": prompt}, logprobs=0)
+    assert answer.choices[0].logprobs.text_offset == [0, 1, 3, 5]
+    echoed = await sdk.completions.create(**{**TEXT, "prompt": [28]}, logprobs=0, echo=True)
+    assert echoed.choices[0].logprobs.text_offset == [0, 2, 4, 6]
 
 
 async def test_without_asking_there_are_none(gateway, sdk):

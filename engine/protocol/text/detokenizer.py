@@ -21,20 +21,35 @@ class Detokenizer:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._prompt_tail = self._partial_tail(prompt_ids)
+        self.num_earlier = 0
+        """Characters of the latest text that began before its token: 1 if it cut one off."""
 
     @property
     def partial(self) -> bool:
         """Whether the latest character is not whole yet."""
-        return bool(self._prompt_tail or self._decoder.getstate()[0])
+        return bool(self._prompt_tail) or self._in_character()
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; "" while a character is incomplete."""
         data = self._bytes_of(token_id)
+        self.num_earlier = 0
         if self._prompt_tail and data:
             if _continues(data):
-                data = self._prompt_tail + data
+                self._decoder.decode(self._prompt_tail)
             self._prompt_tail = b""
+        if data and self._in_character():
+            return self._go_on(data)
         return self._decoder.decode(data)
+
+    def _in_character(self) -> bool:
+        return bool(self._decoder.getstate()[0])
+
+    def _go_on(self, data: bytes) -> str:
+        """What follows a character's first bytes: its first byte completes it, or cuts it off."""
+        begun = self._decoder.decode(data[:1])
+        if begun:  # its last character is the one that the first byte is in, if that is whole
+            self.num_earlier = len(begun) - (not self._in_character())
+        return begun + self._decoder.decode(data[1:])
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for a character that never became whole."""

@@ -11,7 +11,7 @@ from engine.core.request import FinishReason
 from engine.protocol.text.detokenizer import Detokenizer
 from engine.protocol.text.stop import StopScanner
 from engine.server.errors import RequestAborted, SlowReader
-from engine.server.output import OutputText, TokenListing, echo_of
+from engine.server.output import OutputText, Piece, TokenListing, echo_of
 from engine.server.stream import Admitted, Delta, Failed, ListedToken, TokenStream
 
 
@@ -113,6 +113,7 @@ class Letters:
     """A detokeniser of one letter a token that keeps each back until the next comes."""
 
     partial = False
+    num_earlier = 0
 
     def __init__(self):
         self.kept = ""
@@ -157,6 +158,8 @@ def test_output_is_the_text_before_the_first_stop_string(text, stops, include):
 
 class Bytes:
     """A detokeniser of one byte a token."""
+
+    num_earlier = 0
 
     def __init__(self):
         self.inner = Detokenizer([bytes([i]) for i in range(256)], ())
@@ -225,6 +228,26 @@ def test_e2_a_token_that_straddles_the_cut_is_not_listed():
             if piece.stopped:
                 break
         assert (said, [token.token_id for token in tokens]) == (text, listed)
+
+
+def test_a_character_that_is_cut_off_comes_before_the_token_that_cuts_it_off():
+    pieces = [b"a", "😀".encode()[:2], "😀".encode()[2:], b"bc"]
+    output = OutputText(Detokenizer(pieces, (0, 1)), StopScanner(()), listing=TokenListing())
+    told = [output.push(token_id) for token_id in (2, 1, 1, 3, 1)] + [output.finish(0)]
+    assert "".join(piece.text for piece in told) == "😀\ufffd\ufffdbc\ufffda"
+    assert [t.offset for piece in told for t in piece.tokens] == [0, 1, 2, 3, 5, 6]
+    echo = echo_of(Detokenizer(pieces, ()), (0, 1, 3, 1))
+    assert (echo.text, echo.offsets) == ("a\ufffdbc", (0, 1, 2, 4))
+
+
+def test_e2_a_last_token_whose_unfinished_character_is_a_stop_string_is_not_listed():
+    output = OutputText(
+        Detokenizer([b"a", "😀".encode()[:2]], ()),
+        StopScanner(("\ufffd",)),
+        listing=TokenListing(),
+    )
+    assert [token.token_id for token in output.push(0).tokens] == [0]
+    assert output.finish(1) == Piece("", True, ())
 
 
 def test_a_stop_tokens_text_is_shown_on_demand_only():

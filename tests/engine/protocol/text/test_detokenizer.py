@@ -71,3 +71,25 @@ def test_it_says_whether_a_character_is_unfinished():
     assert detokenizer.partial
     detokenizer.flush()
     assert not Detokenizer(TABLE, [6]).partial
+
+
+@given(IDS, IDS)
+def test_it_says_where_in_the_text_each_token_begins(prompt, ids):
+    detokenizer = Detokenizer(TABLE, prompt)
+    tail = open_character(b"".join(TABLE[i] for i in prompt)) if detokenizer.partial else b""
+    so_far, length = b"", 0
+    for token_id in ids:
+        text, data = detokenizer.push(token_id), TABLE[token_id]
+        if data:
+            if not so_far and data[0] & 0xC0 == 0x80:
+                so_far = tail  # it goes on with the prompt's
+            so_far += data
+            through_first_byte = so_far[: len(so_far) - len(data) + 1].decode("utf-8", "replace")
+            assert length + detokenizer.num_earlier == len(through_first_byte) - 1
+        length += len(text)
+
+
+def open_character(data):
+    """The last bytes, which are one character that is not whole."""
+    tails = (data[-n:] for n in (1, 2, 3))
+    return next(t for t in tails if len(t.decode("utf-8", "replace")) == 1 and t[0] & 0xC0 != 0x80)
