@@ -7,14 +7,8 @@ from engine.sim.result import Result
 _WIDTH_IN, _HEIGHT_IN, _DOTS_PER_INCH = 8.0, 4.0, 120
 
 
-class NothingToPlot(Exception):  # noqa: N818 - a condition, named as callers say it
-    """The scenario's result is tables only."""
-
-
 def save(result: Result, path: Path) -> None:
-    """Write the plots below each other as PNG. Raises NothingToPlot or OSError."""
-    if not result.plots:
-        raise NothingToPlot("this scenario has no plot")
+    """Write the plots, of which there must be one, below each other as PNG. Raises OSError."""
     # Loaded here, for it takes a second; without pyplot, which would keep state in the process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

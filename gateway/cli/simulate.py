@@ -39,7 +39,7 @@ def simulate(
     if scenario not in SCENARIOS:
         fail(f"no scenario {scenario!r}; there are: {', '.join(SCENARIOS)}", WRONG_USE)
     if plot is not None:
-        _require_png(plot)
+        _require_plot(SCENARIOS[scenario], plot)
     result = SCENARIOS[scenario].simulate(seed)
     if as_json:
         typer.echo(json.dumps(result.as_json(scenario, seed)))
@@ -51,14 +51,15 @@ def simulate(
 
 def _print_list(scenarios: Iterable["Scenario"], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps([{"name": s.name, "summary": s.summary} for s in scenarios]))
+        listed = [{"name": s.name, "summary": s.summary, "plots": s.plots} for s in scenarios]
+        typer.echo(json.dumps(listed))
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("SCENARIO", "WHAT IT SHOWS", box=None)
+    table = Table("SCENARIO", "WHAT IT SHOWS", "PLOT", box=None)
     for scenario in scenarios:
-        table.add_row(scenario.name, scenario.summary)
+        table.add_row(scenario.name, scenario.summary, "yes" if scenario.plots else "")
     Console().print(table)
 
 
@@ -88,8 +89,10 @@ def _text(cell: str | float) -> str:
     return f"{cell:,.{decimals}f}"
 
 
-def _require_png(path: Path) -> None:
-    """Say before a long run that its plot could not be written."""
+def _require_plot(scenario: "Scenario", path: Path) -> None:
+    """Say before a long run that it has no plot, or that it could not be written."""
+    if not scenario.plots:
+        fail(f"{scenario.name} has no plot; evenhand simulate --list shows who has", WRONG_USE)
     if path.suffix.lower() != ".png":
         fail(f"--plot writes PNG: {path} does not end with .png", WRONG_USE)
     if path.is_dir() or not path.parent.is_dir():
@@ -97,11 +100,9 @@ def _require_png(path: Path) -> None:
 
 
 def _save(result: "Result", path: Path) -> None:
-    from engine.sim.plot import NothingToPlot, save
+    from engine.sim.plot import save
 
     try:
         save(result, path)
-    except NothingToPlot as error:
-        fail(str(error), WRONG_USE)
     except OSError as error:
         fail(f"{path} was not written: {error.strerror}")

@@ -129,7 +129,7 @@ def _traffic(rng: Generator) -> Result:
 
 
 SCENARIOS = (
-    Scenario("static-batching", "static batches use 1/H_B of their slots", _static),
+    Scenario("static-batching", "static batches use 1/H_B of their slots", _static, plots=True),
     Scenario("backlog", "static against continuous steps on 4,096 answers", _backlog),
     Scenario("arrivals", "waits under both policies at a light and a heavy rate", _traffic),
 )

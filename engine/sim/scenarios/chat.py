@@ -91,6 +91,6 @@ def _bursts(rng: Generator) -> Result:
 
 
 SCENARIOS = (
-    Scenario("chats", "conversations with think time on one H100, by rate", _chats),
-    Scenario("bursts", "the same work evenly spread and in bursts, on two CPU cores", _bursts),
+    Scenario("chats", "conversations with think time on one H100, by rate", _chats, plots=True),
+    Scenario("bursts", "the same work evenly spread and in bursts, on two cores", _bursts),
 )

@@ -145,4 +145,6 @@ def _spread_plot(fair: FairRun, fcfs: FairRun) -> Plot:
     return Plot("Spread of two tenants", "seconds", "service units per weight", (*lines, bound))
 
 
-SCENARIOS = (Scenario("weights", "two tenants of weights 1 and 3 share one replica", _weights),)
+SCENARIOS = (
+    Scenario("weights", "two tenants of weights 1 and 3 share one replica", _weights, plots=True),
+)

@@ -82,5 +82,10 @@ def _chat_cache(rng: Generator) -> Result:
 
 
 SCENARIOS = (
-    Scenario("chat-cache", "prefix-cache hits of interleaved conversations by size", _chat_cache),
+    Scenario(
+        "chat-cache",
+        "prefix-cache hits of interleaved conversations by size",
+        _chat_cache,
+        plots=True,
+    ),
 )

@@ -1,7 +1,7 @@
 import pytest
 from numpy.random import default_rng
 
-from engine.sim.plot import NothingToPlot, save
+from engine.sim.plot import save
 from engine.sim.result import Line, Plot, Result, Table, run_table
 from engine.sim.scenario import Scenario
 from engine.sim.scenarios import SCENARIOS
@@ -22,9 +22,16 @@ def test_plots_are_drawn_below_each_other(tmp_path):
     assert sizes == [(960, 480), (960, 960)]
 
 
-def test_tables_alone_cannot_be_drawn(tmp_path):
-    with pytest.raises(NothingToPlot):
-        save(Result(()), tmp_path / "nothing.png")
+def test_a_scenario_has_plots_just_when_it_says_so():
+    drawn, tables = Result((), (plot("one"),)), Result(())
+    assert Scenario("drawn", "", lambda _: drawn, plots=True).simulate(0) == drawn
+    assert Scenario("tables", "", lambda _: tables).simulate(0) == tables
+    for wrong in (
+        Scenario("wrong", "", lambda _: tables, plots=True),
+        Scenario("wrong", "", lambda _: drawn),
+    ):
+        with pytest.raises(ValueError, match="'wrong' does not do as it says"):
+            wrong.simulate(0)
 
 
 def test_a_table_has_a_cell_per_column():

@@ -3,6 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from engine.sim.scenario import Scenario
 from engine.sim.scenarios import SCENARIOS
 from gateway.cli.main import app
 
@@ -17,6 +18,7 @@ def test_it_lists_every_scenario_with_a_line():
     listed = json.loads(result.stdout)
     assert [entry["name"] for entry in listed] == list(SCENARIOS)
     assert all(entry["summary"] for entry in listed)
+    assert {entry["name"] for entry in listed if entry["plots"]} > {"static-batching", "weights"}
     assert all(name in run("--list").stdout for name in SCENARIOS)
 
 
@@ -51,16 +53,21 @@ def test_a_plot_is_a_png(tmp_path):
         (("nope",), "no scenario 'nope'; there are: static-batching, "),
         (("static-batching", "--plot", "plot.pdf"), "does not end with .png"),
         (("static-batching", "--plot", "/no/such/folder/plot.png"), "cannot write"),
-        (("warm-prompt", "--plot", "plot.png"), "no plot"),
+        (("thrash", "--plot", "plot.png"), "thrash has no plot"),
     ],
 )
-def test_wrong_use_is_one_line_and_status_2(arguments, said, tmp_path, monkeypatch):
+def test_wrong_use_is_one_line_and_status_2_at_once(arguments, said, tmp_path, monkeypatch):
+    def nothing(scenario, seed):
+        pytest.fail(f"{scenario.name} ran")
+
+    monkeypatch.setattr(Scenario, "simulate", nothing)
     monkeypatch.chdir(tmp_path)
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
     assert list(tmp_path.iterdir()) == []
 
 
