@@ -12,12 +12,12 @@ from starlette.types import Send
 from engine.core.batch import Logprobs
 from engine.core.request import FinishReason
 from engine.protocol import shapes, sse
+from engine.protocol.json_lists import JsonLists
 from engine.protocol.requests import StreamOptions
 from engine.protocol.shapes import OMIT, Head, TokenLogprob, UsageMember
 from engine.server import asgi
 from engine.server.answers import Dialect, Part
 from engine.server.errors import SlowReader, answer
-from engine.server.json_lists import JsonLists
 from engine.server.service import EngineService, Ticket
 from engine.server.stream import Admitted, Delta, Failed, ListedToken, PromptScored
 from engine.server.telling import TokenTeller

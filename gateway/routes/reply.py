@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from engine.protocol import sse
+from engine.protocol.json_lists import JsonLists
 from engine.protocol.requests import Sampling
 from engine.protocol.shapes import Head, JsonObject, TokenLogprob, UsageMember
 from gateway.engines.port import EngineEvent
@@ -15,11 +16,14 @@ from gateway.spelling import Spelling, TextOffsets
 
 @dataclass(slots=True)
 class _Choice:
-    """What one choice has come to: where its next token begins, and of a whole answer the rest."""
+    """What one choice has come to: where its next token begins, and of a whole answer the rest.
+
+    Log-probabilities are kept as the JSON they become, so that little is left to do at the end.
+    """
 
     offsets: TextOffsets
     texts: list[str] = field(default_factory=list)
-    tokens: list[TokenLogprob] = field(default_factory=list)
+    logprobs: JsonLists = field(default_factory=JsonLists)
     finish_reason: str = ""
 
 
@@ -74,7 +78,8 @@ class Reply:
             return
         choice = self._choices[index]
         choice.texts.append(event.text)
-        choice.tokens += self._tokens(event, index)
+        if self._num_top is not None:
+            choice.logprobs.append(self._logprobs(self._tokens(event, index)))
         choice.finish_reason = event.finish_reason or choice.finish_reason
 
     def whole(self, usage: JsonObject) -> bytes:
@@ -84,7 +89,7 @@ class Reply:
                 index,
                 "".join(choice.texts),
                 choice.finish_reason,
-                None if self._num_top is None else self._logprobs(choice.tokens),
+                None if self._num_top is None else choice.logprobs.whole(),
             )
             for index, choice in enumerate(self._choices)
         ]

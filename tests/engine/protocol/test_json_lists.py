@@ -6,7 +6,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.server.json_lists import JsonLists
+from engine.protocol.json_lists import JsonLists
 
 ITEMS = st.lists(
     st.none()
