@@ -275,7 +275,7 @@ _ENGINE_ONLY: Final[Table] = {
     "ignore_eos": Field(boolean),
     "min_p": Field(number(0, 1)),
     "min_tokens": Field(integer(0, _MAX_COUNT)),
-    "repetition_penalty": Field(number(0, 2, above_low=True)),
+    "repetition_penalty": Field(number(0.01, 2)),  # a float of 32 bits can divide by it
     "bad_words": Field(fields.bad_words),
     "allowed_token_ids": Field(fields.token_ids),
     "prompt_logprobs": Field(integer(0, MAX_LOGPROBS)),

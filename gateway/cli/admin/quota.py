@@ -108,14 +108,14 @@ def change(
         _limit("--uncached-tpm", "Prompt tokens per minute that were not cached."),
     ] = None,
     concurrency: Annotated[
-        LimitChange | None, _limit("--concurrency", "Requests running at once, of a tenant.")
+        LimitChange | None, _limit("--concurrency", "Answers running at once, of a tenant.")
     ] = None,
     max_queued: Annotated[LimitChange | None, _limit("--max-queued", "Requests waiting.")] = None,
     max_prompt: Annotated[
         LimitChange | None, _limit("--max-prompt", "Prompt tokens of a request.")
     ] = None,
     max_output: Annotated[
-        LimitChange | None, _limit("--max-output", "Output tokens of a request.")
+        LimitChange | None, _limit("--max-output", "Output tokens of one answer.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:

@@ -505,6 +505,7 @@ def test_an_engine_refuses_without_a_good_salt(parse, salt, code):
         ({"min_tokens": -1}, "min_tokens", "invalid_value"),
         ({"min_tokens": 3, "max_tokens": 2}, "min_tokens", "invalid_value"),
         ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty", "invalid_value"),
         ({"repetition_penalty": 2.1}, "repetition_penalty", "invalid_value"),
         ({"bad_words": "x"}, "bad_words", "invalid_type"),
         ({"bad_words": ["x", " "]}, "bad_words[1]", "invalid_value"),
