@@ -84,7 +84,7 @@ class KVCache:
 
         It shares every full block before its last known token, takes a copy of the one it will
         write next, and sets `num_computed_tokens`. The copies returned must be made before the
-        next step computes anything, and before anyone forks from this request. Where a window of
+        next step computes anything. Where a window of
         the sibling has moved past what the request needs, it is admitted like any other. None: it
         does not fit, or not without touching the reserve; nothing changed.
 

@@ -6,6 +6,7 @@ budget; then what nobody took goes to the oldest. A lone prefill thus has all of
 `long_prefill_token_threshold`, that is what a prefill gets at most, and there is no second round.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,7 +37,6 @@ class Plan:
         threshold = config.long_prefill_token_threshold
         self.budget = budget
         self.admitted: list[Admission] = []
-        self.copies: list[BlockCopy] = []
         self.failed: list[Failure] = []
         self.num_preempted = 0
         self._total = budget
@@ -45,6 +45,8 @@ class Plan:
         self._rows: list[ScheduledRow] = []
         self._requests: list[Request] = []
         self._chunks: dict[Request, int] = {}
+        self._copies: list[BlockCopy] = []
+        self._origins: dict[int, int] = {}  # of the blocks that are targets of copies
 
     def decode(self, request: Request) -> None:
         """Compute the one token that is pending; no prompt position is left to score then."""
@@ -66,20 +68,31 @@ class Plan:
 
     def prefill(self, request: Request) -> None:
         """Compute the first share of the pending tokens, if any budget is left."""
-        chunk = min(request.num_pending_tokens, self._share, self.budget)
+        chunk = min(request.family.num_to_prefill(request), self._share, self.budget)
         if chunk:
             self._chunks[request] = chunk
             self.budget -= chunk
+
+    def copy(self, copies: Iterable[BlockCopy]) -> None:
+        """Have these copies made before anything is computed, all at the same moment.
+
+        So a copy of what is itself a copy of this step is taken from the original.
+        """
+        for copy in copies:
+            origin = self._origins.get(copy.source, copy.source)
+            self._origins[copy.target] = origin
+            self._copies.append(BlockCopy(origin, copy.target))
 
     def finish(self, step: int) -> Schedule:
         """Hand out what is left, oldest first, and close the plan."""
         for request in sorted(self._chunks, key=lambda request: request.arrival):
             chunk = self._chunks[request]
-            extra = min(min(request.num_pending_tokens, self._most) - chunk, self.budget)
+            wanted = min(request.family.num_to_prefill(request), self._most)
+            extra = min(wanted - chunk, self.budget)
             self.budget -= extra
             self._add_row(request, chunk + extra)
         return Schedule(
-            ScheduledBatch(step, tuple(self._rows), self._total - self.budget, tuple(self.copies)),
+            ScheduledBatch(step, tuple(self._rows), self._total - self.budget, tuple(self._copies)),
             tuple(self._requests),
             tuple(self.admitted),
             tuple(self.failed),

@@ -1,8 +1,10 @@
 """Requests that share one prompt, so that it is computed once for all of them.
 
 The oldest unfinished sample computes the prompt. A younger one waits, in nobody's way, until some
-running sample has the prompt computed, and forks from it. If the oldest ends first, for whatever
-reason, the next one is the oldest: a family can always go on.
+running sample has the prompt computed but for its last token, and forks from it. A sample with
+siblings gives that last token a step of its own: it may end in that step, and those for whom there
+is room have forked by then. If the oldest ends before, for whatever reason, the next one is the
+oldest: a family can always go on.
 """
 
 from __future__ import annotations
@@ -44,14 +46,21 @@ class Family:
         return sample if sample is self.members[0] or self.source(sample) else None
 
     def source(self, sample: Request) -> Request | None:
-        """A running sibling that `sample` can fork from: one with the prompt computed.
+        """A running sibling that `sample` can fork from: it lacks at most the prompt's last token.
 
         None for a sample with output of its own: the prefix cache knows more of it.
         """
         if sample.output_token_ids:
             return None
-        num_prompt_tokens = len(sample.prompt_token_ids)
+        num_wanted = max(len(sample.prompt_token_ids) - 1, 1)
         for member in self.members:
-            if member.num_computed_tokens >= num_prompt_tokens and member is not sample:
+            if member.num_computed_tokens >= num_wanted and member is not sample:
                 return member  # only who runs has computed tokens
         return None
+
+    def num_to_prefill(self, sample: Request) -> int:
+        """How many tokens the sample should compute before its next step."""
+        num_pending = sample.num_pending_tokens
+        if num_pending > 1 and len(self.members) > 1 and not sample.output_token_ids:
+            return num_pending - 1
+        return num_pending

@@ -247,7 +247,7 @@ class Scheduler:
             copies = self._kv_cache.fork(sibling, request, self.reserve_blocks)
             if copies is None:
                 return False
-            plan.copies.extend(copies)
+            plan.copy(copies)
             self.counts.copied_blocks += len(copies)
             return True
         if self._running:

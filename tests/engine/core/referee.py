@@ -57,14 +57,22 @@ class Referee:
         left = budget - num_decodes
         shares = {}
         for each in prefills:
-            shares[each] = min(pending(each), threshold or (budget + 3) // 4, left)
+            shares[each] = min(self._wanted(each), threshold or (budget + 3) // 4, left)
             left -= shares[each]
         for each in sorted(prefills, key=lambda each: each.arrival):
-            more = min(pending(each), threshold or budget) - shares[each]
+            more = min(self._wanted(each), threshold or budget) - shares[each]
             shares[each] += min(more, left)
             left -= min(more, left)
         oldest_first = sorted(shares, key=lambda each: each.arrival)
         return {each: shares[each] for each in oldest_first if shares[each]}
+
+    def _wanted(self, each: Request) -> int:
+        """A prompt's last token waits a step for the siblings who fork before it."""
+        siblings = [other for other in self._scheduler.requests.values() if each is not other]
+        alone = all(other.family is not each.family for other in siblings)
+        if alone or each.output_token_ids or pending(each) == 1:
+            return pending(each)
+        return pending(each) - 1
 
     def _has_room(self, wanted: Request) -> bool:
         room = len(wanted.block_tables[0]) * self._settings.block_size
@@ -94,7 +102,7 @@ class Referee:
             return False
         return not any(
             each.status is RequestStatus.RUNNING
-            and each.num_computed_tokens >= len(sample.prompt_token_ids)
+            and each.num_computed_tokens >= max(1, len(sample.prompt_token_ids) - 1)
             for each in members
             if each is not sample
         )

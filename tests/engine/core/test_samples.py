@@ -2,7 +2,9 @@
 
 import pytest
 
+from engine.core.batch import BlockCopy
 from engine.core.errors import DuplicateRequest, NeverFits, QueueFull
+from engine.core.plan import Plan
 from engine.core.request import FinishReason, RequestStatus
 from tests.engine.core.rig import Rig, config, request, samples, tokens
 
@@ -20,7 +22,7 @@ def test_the_oldest_computes_the_prompt_and_the_others_wait_for_it_in_nobodys_wa
     rig.step()
     rig.step()
     assert states(rig) == ["running"] * 4
-    assert rig.core.stats().computed_tokens == 60 + 20 + 2 + 2
+    assert rig.core.stats().computed_tokens == 60 + 20 + 2 + 1
     assert rig.requests["s/1"].family.num_passes == 0
     rig.drain()
     for wanted in rig.requests.values():
@@ -59,6 +61,32 @@ def test_when_the_oldest_ends_the_next_one_goes_on(how, steps):
     rig.assert_output(rig.requests["s/1"])
     rig.assert_output(rig.requests["s/2"])
     assert rig.requests["s/0"].finish_reason is not FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("num_prompt", [1, 2, 40, 48, 49])
+def test_answers_that_end_at_once_do_not_make_their_siblings_compute_the_prompt_again(
+    use_cache, num_prompt
+):
+    rig = Rig(config(40, max_num_seqs=8))
+    rig.add(*samples("s", 8, tokens(num_prompt), max_tokens=1, use_cache=use_cache))
+    rig.drain()
+    for wanted in rig.requests.values():
+        rig.assert_output(wanted)
+    assert rig.core.stats().computed_tokens == num_prompt + 7
+
+
+def test_a_copy_of_a_copy_is_taken_from_the_original():
+    plan = Plan(config(8))
+    plan.copy([BlockCopy(1, 2)])
+    plan.copy([BlockCopy(2, 3), BlockCopy(5, 6)])
+    plan.copy([BlockCopy(3, 4)])
+    assert plan.finish(1).batch.copies == (
+        BlockCopy(1, 2),
+        BlockCopy(1, 3),
+        BlockCopy(5, 6),
+        BlockCopy(1, 4),
+    )
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
