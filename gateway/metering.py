@@ -92,6 +92,7 @@ class UsageWriter:
         self._rows: list[UsageRow] = []
         self._written = asyncio.Event()
         self._flushing = asyncio.Lock()
+        self._flushes: set[asyncio.Task[bool]] = set()
 
     @property
     def backlog(self) -> int:
@@ -109,7 +110,17 @@ class UsageWriter:
         self._written.set()
 
     async def flush(self) -> bool:
-        """Write all rows there are now; False if the database would not take them."""
+        """Write all rows there are now; False if the database would not take them.
+
+        A flush that was begun is finished even if its caller is cancelled: a transaction cut off
+        in the middle keeps its lock, and then the last flush of all would find it taken.
+        """
+        task = asyncio.create_task(self._flush())
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
+        return await asyncio.shield(task)
+
+    async def _flush(self) -> bool:
         async with self._flushing:
             while batch := self._rows[:BATCH_ROWS]:
                 try:
