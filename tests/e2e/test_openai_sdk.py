@@ -107,8 +107,11 @@ def test_error_classes(client, stack, model):
         client.chat.completions.create(model=model, messages=PARIS, extra_body={"nope": 1})
     assert bad.value.param == "nope"
     assert bad.value.code == "unknown_parameter"
-    with pytest.raises(openai.AuthenticationError) as unauthenticated:
-        openai.OpenAI(base_url=stack.url, api_key="eh_nonsense", max_retries=0).models.list()
+    with (
+        openai.OpenAI(base_url=stack.url, api_key="eh_nonsense", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError) as unauthenticated,
+    ):
+        stranger.models.list()
     assert unauthenticated.value.code == "invalid_api_key"
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="no-such-model", messages=PARIS)

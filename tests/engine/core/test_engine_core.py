@@ -269,7 +269,7 @@ class Lives(RuleBasedStateMachine):
     """Random lives on random small pools; the rig checks every step, lookup and admission."""
 
     @initialize(
-        num_blocks=st.integers(3, 30),
+        num_blocks=st.integers(4, 30),
         changes=st.fixed_dictionaries(
             {
                 "block_size": st.sampled_from([1, 4, 4, 8]),
