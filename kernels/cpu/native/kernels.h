@@ -12,6 +12,8 @@
 
 #include <stdint.h>
 
+#pragma GCC visibility push(default)
+
 enum { EVH_PANEL = 16 }; /* outputs that a matrix keeps side by side */
 
 enum evh_format {
@@ -119,5 +121,7 @@ void evh_attention(const float *qkv, int64_t num_heads, float scale, const evh_p
 /* out[t] = activation(gate_up[t, :width]) * gate_up[t, width:]. Item: a token. */
 void evh_gate(const float *gate_up, int64_t width, int32_t activation, float *out, int64_t first,
               int64_t past);
+
+#pragma GCC visibility pop
 
 #endif
