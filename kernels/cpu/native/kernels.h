@@ -108,12 +108,12 @@ void evh_heads(float *qkv, int64_t num_heads, const float *query_norm, const flo
 
 /* Causal attention within the window, scores times `scale`; out [N, H * D]. Item: one tile of at
  * most EVH_TILE consecutive tokens of one row, and one key/value head; evh_attention_items() says
- * how many there are, and item i's tile and head follow from i alone. Slots past a token's position
- * or before its window may hold anything, NaN included. `scratch` is evh_attention_scratch() floats
- * of the calling thread's own. */
+ * how many there are (a few have nothing to do), and item i's tile and head follow from i alone.
+ * Slots past a token's position or before its window may hold anything, NaN included. `scratch` is
+ * evh_attention_scratch() floats of the calling thread's own. */
 enum { EVH_TILE = 16 };
 int64_t evh_attention_items(const evh_batch *batch, int64_t num_kv_heads);
-int64_t evh_attention_scratch(int64_t num_heads, int64_t num_kv_heads, int64_t page_size);
+int64_t evh_attention_scratch(int64_t num_heads, const evh_pages *pages);
 void evh_attention(const float *qkv, int64_t num_heads, float scale, const evh_pages *pages,
                    const evh_batch *batch, float *out, float *scratch, int64_t first,
                    int64_t past);
