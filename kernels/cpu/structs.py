@@ -112,7 +112,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_void_p, c_int64, *(c_void_p,) * 2, c_float, *(c_void_p,) * 2, _pages, _batch, *_items),
     ),
     "evh_attention_items": (c_int64, (_batch, c_int64)),
-    "evh_attention_scratch": (c_int64, (c_int64, c_int64, c_int64)),
+    "evh_attention_scratch": (c_int64, (c_int64, _pages)),
     "evh_attention": (
         None,
         (c_void_p, c_int64, c_float, _pages, _batch, c_void_p, c_void_p, *_items),
