@@ -52,6 +52,7 @@ class Activations(Structure):
         ("values", c_void_p),
         ("codes", c_void_p),
         ("scales", c_void_p),
+        ("sums", c_void_p),
         ("tokens", c_int64),
         ("columns", c_int64),
     ]
@@ -100,7 +101,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (c_void_p, c_void_p, c_float, c_int64, c_int32, c_void_p, *_items),
     ),
-    "evh_quantize": (None, (c_void_p, c_int64, c_void_p, c_void_p, *_items)),
+    "evh_quantize": (None, (c_void_p, c_int64, *(c_void_p,) * 3, *_items)),
     "evh_linear": (
         None,
         (_matrix, _activations, c_void_p, c_int64, c_int32, c_void_p, *_items),

@@ -45,6 +45,7 @@ typedef struct {
     const float *values; /* [tokens, columns] */
     const int8_t *codes; /* [tokens, columns], or NULL */
     const float *scales; /* [tokens, columns / 32], or NULL */
+    const float *sums;   /* [tokens, columns / 32], or NULL: of each block's values */
     int64_t tokens;
     int64_t columns;
 } evh_activations;
@@ -84,9 +85,9 @@ void evh_embed(const evh_matrix *table, const int32_t *token_ids, float scale, f
 void evh_rms_norm(const float *x, const float *weight, float eps, int64_t width, int32_t add,
                   float *out, int64_t first, int64_t past);
 
-/* codes and scales of x [N, width], width a multiple of 32. Item: a token. */
-void evh_quantize(const float *x, int64_t width, int8_t *codes, float *scales, int64_t first,
-                  int64_t past);
+/* codes, scales and sums of x [N, width], width a multiple of 32. Item: a token. */
+void evh_quantize(const float *x, int64_t width, int8_t *codes, float *scales, float *sums,
+                  int64_t first, int64_t past);
 
 /* out[t, column + r] (+)= x[t] . weight[r] + bias[r], fp32 accumulation in order of columns, the
  * same for any number of tokens. Item: a panel of the matrix. `scratch` is evh_linear_scratch()

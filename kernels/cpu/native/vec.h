@@ -74,9 +74,9 @@ EVH_INLINE f32x8 f32x8_from_half(const void *from)
     u32x8 wide = __builtin_convertvector(bits, u32x8);
     u32x8 sign = (wide & 0x8000) << 16;
     u32x8 magnitude = (wide & 0x7fff) << 13;
-    u32x8 special = (u32x8)((wide & 0x7c00) == 0x7c00) & 0x7f800000;
+    u32x8 not_finite = -(((wide & 0x7c00) + 0x0400) >> 15); /* a comparison would be split */
     u32x8 rebiased = (u32x8)((f32x8)magnitude * f32x8_splat(0x1p112f));
-    return (f32x8)(rebiased | special | sign);
+    return (f32x8)(rebiased | (not_finite & 0x7f800000) | sign);
 #endif
 }
 
