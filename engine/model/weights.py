@@ -12,7 +12,9 @@ from typing import Any, Protocol
 import safetensors
 import torch
 
-from engine.model.config import ModelConfig, config_from_gguf, config_from_json
+from engine.model.config import ModelConfig
+from engine.model.config_gguf import config_from_gguf
+from engine.model.config_json import config_from_json
 from engine.model.dequant import dequantize
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.gguf import GgufFile

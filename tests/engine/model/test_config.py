@@ -3,7 +3,9 @@ import math
 
 import pytest
 
-from engine.model.config import config_from_gguf, config_from_json
+from engine.model.config_gguf import config_from_gguf
+from engine.model.config_json import config_from_json
+from engine.model.rope import Rope
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.json_file import read_json
 
@@ -43,8 +45,9 @@ def test_gguf_metadata(path):
     assert (config.num_layers, config.hidden_size, config.intermediate_size) == (30, 576, 1536)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (9, 3, 64)
     assert (config.vocab_size, config.context_length) == (49152, 8192)
-    assert (config.rope_theta, config.norm_eps) == (100000.0, 1e-5)
+    assert (config.ropes, config.norm_eps) == ((Rope(64, 100000.0),), 1e-5)
     assert config.layer_windows == (None,) * 30
+    assert config.layer_ropes == (0,) * 30
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def test_gguf_without_an_embedding_is_refused(path):
     ],
 )
 def test_rope_base_of_old_and_new_configs(path, extra, theta):
-    assert config_from_json(path, {**JSON, **extra}).rope_theta == theta
+    assert config_from_json(path, {**JSON, **extra}).ropes == (Rope(16, theta),)
 
 
 def test_head_counts_default_as_in_transformers(path):
