@@ -8,14 +8,14 @@ import asyncio
 import random
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from benchmarks import local_engine
 from benchmarks.engine_speed import FIRST_ID, LAST_ID, summary
 from engine.core.batch import ScheduledBatch, ScheduledRow
 from engine.core.request import SamplingParams
 from engine.model.load import load_model
-from engine.runner.torch_runner import TorchRunner
+from engine.runner.decoder_runner import DecoderRunner
 
 PREFIX_TOKENS = 2_048
 SUFFIX_TOKENS = 64
@@ -56,7 +56,7 @@ def _logit_difference(path: Path) -> float:
     model = load_model(path)
     blocks = (PREFIX_TOKENS + SUFFIX_TOKENS) // BLOCK
     shared = PREFIX_TOKENS // BLOCK
-    runner = TorchRunner(model, 2 * blocks + blocks - shared, BLOCK, 1, CHUNK)
+    runner = DecoderRunner(model, 2 * blocks + blocks - shared, BLOCK, 1, CHUNK)
     draw = random.Random(64)
     prefix, suffix, other = (
         [draw.randint(FIRST_ID, LAST_ID) for _ in range(count)]
@@ -69,15 +69,15 @@ def _logit_difference(path: Path) -> float:
     cold = _last_logits(runner, prefix + suffix, 0, whole, CHUNK - 12)
     _last_logits(runner, prefix + other, 0, another, CHUNK)
     warm = _last_logits(runner, prefix + suffix, PREFIX_TOKENS, found, CHUNK)
-    return float((cold - warm).abs().max())
+    return float(np.abs(cold - warm).max())
 
 
 def _last_logits(
-    runner: TorchRunner, prompt: list[int], start: int, table: list[int], chunk: int
-) -> torch.Tensor:
+    runner: DecoderRunner, prompt: list[int], start: int, table: list[int], chunk: int
+) -> np.ndarray:
     """Compute the prompt from `start` in chunks, into and over the pages of `table`."""
     greedy = SamplingParams(max_tokens=1, temperature=0)
-    logits = torch.empty(0)
+    logits = np.empty((1, 0))
     for at in range(start, len(prompt), chunk):
         tokens = prompt[at : at + chunk]
         last = at + len(tokens) == len(prompt)

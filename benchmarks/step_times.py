@@ -18,7 +18,7 @@ from pathlib import Path
 from engine.core.batch import ScheduledBatch, ScheduledRow
 from engine.core.request import SamplingParams
 from engine.model.load import available_cores, load_model
-from engine.runner.torch_runner import TorchRunner
+from engine.runner.decoder_runner import DecoderRunner
 from kernels.cpu.jit import set_kernel_threads
 
 BLOCK_SIZE = 16
@@ -62,7 +62,7 @@ def batch(rows: int, tokens: int, start: int) -> ScheduledBatch:
 def measure(model: Path) -> list[dict[str, float]]:
     """The table. Rounds go over all batches in turn, so a busy moment does not hit only one."""
     threads = available_cores()
-    runner = TorchRunner(load_model(model, threads=threads), NUM_BLOCKS, BLOCK_SIZE, 16, 512)
+    runner = DecoderRunner(load_model(model, threads=threads), NUM_BLOCKS, BLOCK_SIZE, 16, 512)
     set_kernel_threads(threads)
     shapes = list(batches())
     seconds: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}

@@ -1,8 +1,4 @@
-"""The device operations a decoder needs, as one port with a plain and a fast implementation.
-
-The layers of a model belong to page groups of equally many layers that attend equally far back. A
-page holds the keys and values of one group's layers for `page_size` positions of a sequence; which
-group is up to who owns the page, so that one pool of pages serves all groups.
+"""The device operations a decoder needs, as one port over torch tensors: plain, and Triton.
 
 Shapes: N tokens in the batch, H query heads, G key/value heads (H a multiple of G), D head size,
 S tokens per page. `qkv` is [N, (H + 2G) * D]: per token its query heads, key heads, value heads.
@@ -10,10 +6,14 @@ S tokens per page. `qkv` is [N, (H + 2G) * D]: per token its query heads, key he
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
+
+from kernels.layout import BatchLayout, PagedLayer
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,22 @@ class KvPages:
 
     @classmethod
     def allocate(
-        cls, num_layers: int, num_pages: int, num_kv_heads: int, head_dim: int, page_size: int
+        cls,
+        num_layers: int,
+        num_pages: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
     ) -> "KvPages":
-        """Zeroed fp32 pages; the system commits the memory when a page is first written."""
+        """Zeroed pages."""
         keys = (num_layers, num_pages, num_kv_heads, head_dim, page_size)
         values = (num_layers, num_pages, num_kv_heads, page_size, head_dim)
-        # numpy's zeros are the system's untouched pages; torch would write every one of them.
         return cls(
-            torch.from_numpy(np.zeros(keys, np.float32)),
-            torch.from_numpy(np.zeros(values, np.float32)),
+            torch.zeros(keys, dtype=dtype, device=device),
+            torch.zeros(values, dtype=dtype, device=device),
         )
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
@@ -46,8 +53,8 @@ class KvPages:
 
         `targets` holds no page twice. A page that does not exist is an error of torch's.
         """
-        read = torch.tensor(sources, dtype=torch.int64)
-        write = torch.tensor(targets, dtype=torch.int64)
+        read = torch.tensor(sources, dtype=torch.int64, device=self.keys.device)
+        write = torch.tensor(targets, dtype=torch.int64, device=self.keys.device)
         for pages in (self.keys, self.values):
             pages.index_copy_(1, write, pages.index_select(1, read))
 
@@ -68,51 +75,54 @@ class KvPages:
 
 
 @dataclass(frozen=True, slots=True)
-class PagedLayer:
-    """Where one layer of a model finds its pages, and how far back it attends.
+class TensorLayout:
+    """`kernels.layout.BatchLayout` on a device: `positions` int64, the others int32.
 
-    The token at position p attends to the `window` positions up to and including p; None: to all.
-    """
-
-    group: int
-    index: int
-    window: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchLayout:
-    """Where each token of a batch sits in its sequence and where that sequence's pages are.
-
-    Row r's tokens are `row_starts[r]` up to `row_starts[r + 1]` of the batch, at positions
-    `first_positions[r]`, ... of its sequence. `block_tables[g, r, p // S]` is the page that holds
-    position p for the layers of group g; entries past a row's last position, or wholly before the
-    window of its first token, are never read. All int32 and contiguous, except `positions` (int64),
-    the position of each token.
+    `longest_row` is the most tokens of one row in the batch, `longest_context` the most positions
+    that a token of it has before it, itself included: what launches are sized by, without asking
+    the device.
     """
 
     positions: torch.Tensor
+    rows: torch.Tensor
     row_starts: torch.Tensor
     first_positions: torch.Tensor
     block_tables: torch.Tensor
+    longest_row: int
+    longest_context: int
+
+    @classmethod
+    def of(cls, layout: BatchLayout, device: str = "cpu") -> "TensorLayout":
+        """Move a layout of at least one row to a device."""
+        counts = np.diff(layout.row_starts)
+        return cls(
+            positions=torch.from_numpy(layout.positions).to(device, torch.int64),
+            rows=torch.from_numpy(layout.rows).to(device),
+            row_starts=torch.from_numpy(layout.row_starts).to(device),
+            first_positions=torch.from_numpy(layout.first_positions).to(device),
+            block_tables=torch.from_numpy(layout.block_tables).to(device),
+            longest_row=int(counts.max()),
+            longest_context=int((layout.first_positions + counts).max()),
+        )
 
 
 class Linear(Protocol):
-    """A fixed weight [out, in] in whatever form the device multiplies fastest."""
+    """A fixed weight [out, in], and perhaps a bias, in whatever form the device likes best."""
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """`x @ weight.T` for x [N, in]."""
+        """`x @ weight.T + bias` for x [N, in]."""
         ...
 
 
 class Kernels(Protocol):
-    """Operations on one device. Implemented by `kernels.reference` and `kernels.cpu.ops`."""
+    """Operations on one device. Implemented by `kernels.reference` and `kernels.triton.ops`."""
 
-    def linear(self, weight: torch.Tensor) -> Linear:
-        """Take over a weight [out, in]."""
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """Take over a weight [out, in] and a bias [out]."""
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """`x / sqrt(mean(x²) + eps) * weight` over the last dimension of x [N, C]."""
+        """`x / sqrt(mean(x²) + eps) * weight` over the last dimension of x."""
         ...
 
     def rotary(
@@ -122,21 +132,26 @@ class Kernels(Protocol):
         ...
 
     def store_kv(
-        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: BatchLayout
+        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: TensorLayout
     ) -> None:
         """Write each token's keys and values into the page slot of its position."""
         ...
 
     def paged_attention(
-        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: BatchLayout
+        self,
+        qkv: torch.Tensor,
+        pages: KvPages,
+        layer: PagedLayer,
+        layout: TensorLayout,
+        scale: float,
     ) -> torch.Tensor:
         """Causal attention of each token within the layer's window; returns [N, H * D].
 
-        Scores are scaled by D^-½. Slots past a token's position, or before its window, may hold
-        anything, NaN included.
+        Scores are multiplied by `scale`. Slots past a token's position, or before its window, may
+        hold anything, NaN included.
         """
         ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """`silu(gate) * up` for gate_up [N, 2C] = gate, up."""
+    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """`activation(gate) * up` for gate_up [N, 2C] = gate, up."""
         ...

@@ -3,15 +3,16 @@
 import torch
 from torch.nn import functional
 
-from kernels.api import BatchLayout, KvPages, Linear, PagedLayer
+from kernels.api import Activation, KvPages, Linear, TensorLayout
+from kernels.layout import PagedLayer
 
 
 class ReferenceKernels:
     """`kernels.api.Kernels` without any cleverness; runs wherever torch runs."""
 
-    def linear(self, weight: torch.Tensor) -> Linear:
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Plain matrix product."""
-        return lambda x: functional.linear(x, weight)
+        return lambda x: functional.linear(x, weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
@@ -28,7 +29,7 @@ class ReferenceKernels:
         heads[..., half:] = high * cos[:, None] + low * sin[:, None]
 
     def store_kv(
-        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: BatchLayout
+        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: TensorLayout
     ) -> None:
         """See `Kernels.store_kv`."""
         width = pages.num_kv_heads * pages.head_dim
@@ -38,7 +39,12 @@ class ReferenceKernels:
             pages.values[layer.index, page, :, slot, :] = values
 
     def paged_attention(
-        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: BatchLayout
+        self,
+        qkv: torch.Tensor,
+        pages: KvPages,
+        layer: PagedLayer,
+        layout: TensorLayout,
+        scale: float,
     ) -> torch.Tensor:
         """See `Kernels.paged_attention`: gathers a row's pages, then one softmax per token."""
         kv_heads, dim = pages.num_kv_heads, pages.head_dim
@@ -56,17 +62,19 @@ class ReferenceKernels:
                 first = first_page * pages.page_size
                 keys = keys.reshape(kv_heads, -1, dim)[:, start - first : end - first]
                 values = values.reshape(kv_heads, -1, dim)[:, start - first : end - first]
-                scores = queries[token] @ keys.transpose(1, 2) * dim**-0.5
+                scores = queries[token] @ keys.transpose(1, 2) * scale
                 out[token] = scores.softmax(-1) @ values
         return out.view(len(qkv), heads * dim)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See `Kernels.silu_mul`."""
+    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """See `Kernels.gated`."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        if activation == "silu":
+            return functional.silu(gate) * up
+        return functional.gelu(gate, approximate="tanh") * up
 
 
-def _slots(layout: BatchLayout, group: int, page_size: int) -> list[tuple[int, int]]:
+def _slots(layout: TensorLayout, group: int, page_size: int) -> list[tuple[int, int]]:
     """(page, slot) of every token."""
     slots: list[tuple[int, int]] = []
     for row, table in enumerate(layout.block_tables[group].tolist()):

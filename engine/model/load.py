@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 
-from engine.model.llama import LlamaModel
+from engine.model.torch_decoder import TorchDecoder
 from engine.model.weights import GgufWeights, SafetensorsWeights, Weights
 from kernels.cpu.ops import CpuKernels
 
 _DTYPES = ("auto", "float32")
 
 
-def load_model(path: Path, dtype: str = "auto", threads: int | None = None) -> LlamaModel:
+def load_model(path: Path, dtype: str = "auto", threads: int | None = None) -> TorchDecoder:
     """Read and pre-pack the weights for the CPU; `threads` defaults to the processor's cores.
 
     Raises ModelFileError for a file we cannot serve, ValueError for another dtype than float32.
@@ -21,7 +21,7 @@ def load_model(path: Path, dtype: str = "auto", threads: int | None = None) -> L
         raise ValueError(f"dtype {dtype!r} is not supported on the CPU; supported: float32")
     kernels = CpuKernels(threads or available_cores())
     with torch.inference_mode():
-        return LlamaModel(open_weights(path), kernels)
+        return TorchDecoder(open_weights(path), kernels)
 
 
 def open_weights(path: Path) -> Weights:

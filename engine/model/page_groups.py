@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 
-from kernels.api import PagedLayer
+from kernels.layout import PagedLayer
 
 
 @dataclass(frozen=True, slots=True)

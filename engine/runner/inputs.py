@@ -1,23 +1,23 @@
-"""Lays out a scheduled batch as the tensors the model computes with."""
+"""Lays out a scheduled batch as the arrays the model computes with."""
 
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from engine.core.batch import ScheduledBatch, ScheduledRow
 from engine.core.request import NO_BLOCK
-from kernels.api import BatchLayout
+from engine.model.decoder import Indices
+from kernels.layout import BatchLayout, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInputs:
-    """One step's tensors; `sampled[i]` is the row whose last token is batch index `last[i]`."""
+    """One step's arrays; `sampled[i]` is the row whose last token is batch index `last[i]`."""
 
-    token_ids: torch.Tensor
+    token_ids: Ints
     layout: BatchLayout
     sampled: tuple[ScheduledRow, ...]
-    last: torch.Tensor
+    last: Indices
 
 
 def build_inputs(batch: ScheduledBatch, block_size: int, num_groups: int) -> BatchInputs:
@@ -31,21 +31,22 @@ def build_inputs(batch: ScheduledBatch, block_size: int, num_groups: int) -> Bat
     np.cumsum(counts, out=starts[1:])
     firsts = np.fromiter((row.start for row in rows), np.int32, len(rows))
     token_ids = np.fromiter(
-        (token for row in rows for token in row.token_ids), np.int64, int(starts[-1])
+        (token for row in rows for token in row.token_ids), np.int32, int(starts[-1])
     )
-    offsets = np.arange(starts[-1], dtype=np.int64)
-    positions = offsets + np.repeat(firsts - starts[:-1], counts)
+    row_of_token = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
+    positions = np.arange(starts[-1], dtype=np.int32) + (firsts - starts[:-1])[row_of_token]
     sampled = [index for index, row in enumerate(rows) if row.samples]
     return BatchInputs(
-        token_ids=torch.from_numpy(token_ids),
+        token_ids=token_ids,
         layout=BatchLayout(
-            positions=torch.from_numpy(positions),
-            row_starts=torch.from_numpy(starts),
-            first_positions=torch.from_numpy(firsts),
-            block_tables=torch.from_numpy(_block_tables(rows, block_size, num_groups)),
+            positions=positions,
+            rows=row_of_token,
+            row_starts=starts,
+            first_positions=firsts,
+            block_tables=_block_tables(rows, block_size, num_groups),
         ),
         sampled=tuple(rows[index] for index in sampled),
-        last=torch.tensor([int(starts[index + 1]) - 1 for index in sampled], dtype=torch.int64),
+        last=np.array([starts[index + 1] - 1 for index in sampled], np.int64),
     )
 
 

@@ -12,7 +12,7 @@ from engine.model.store import ModelSource
 from engine.protocol.telemetry import TelemetrySettings
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.model import TextModel, load_text_model
-from engine.runner.torch_runner import TorchRunner
+from engine.runner.decoder_runner import DecoderRunner
 from engine.server.assembly import Engine, assemble
 from engine.server.listen import Address, bound
 from engine.server.serving import EngineServer
@@ -85,7 +85,7 @@ def _load(settings: EngineSettings, source: ModelSource) -> Engine:
     threads = settings.threads or available_cores()
     model = load_model(source.path, threads=threads)
     _require_rows(source, text, model.config.vocab_size)
-    num_blocks = settings.num_kv_blocks or TorchRunner.num_blocks_for(
+    num_blocks = settings.num_kv_blocks or DecoderRunner.num_blocks_for(
         model, settings.kv_memory, settings.block_size
     )
     config = core_config(
@@ -95,7 +95,7 @@ def _load(settings: EngineSettings, source: ModelSource) -> Engine:
         model_digest=model.digest,
         windows=model.page_groups.windows,
     )
-    runner = TorchRunner(
+    runner = DecoderRunner(
         model,
         num_blocks,
         settings.block_size,

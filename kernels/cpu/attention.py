@@ -231,10 +231,10 @@ def attention_kernel(page_size: int, head_dim: int, *, windowed: bool) -> Callab
     """The compiled kernel for one page size and head size; compiles or loads it on first use.
 
     Arguments: qkv, keys and values of one layer, row_starts, first_positions, the block tables of
-    the layer's group, window (`FULL` unless `windowed`), number of workers, out [N, H * D].
+    the layer's group, window (`FULL` unless `windowed`), number of workers, scale of the scores,
+    out [N, H * D].
     Full attention has a kernel of its own, in which the window's arithmetic is constant and gone.
     """
-    scale = np.float32(head_dim**-0.5)
     width = SPAN * page_size
 
     def attend(
@@ -246,6 +246,7 @@ def attention_kernel(page_size: int, head_dim: int, *, windowed: bool) -> Callab
         block_tables: Any,
         window: int,
         num_workers: int,
+        scale: float,
         out: Any,
     ) -> None:
         num_kv_heads = keys.shape[1]
@@ -299,7 +300,7 @@ def attention_kernel(page_size: int, head_dim: int, *, windowed: bool) -> Callab
                                 width,
                                 shared,
                                 head_dim,
-                                scale,
+                                np.float32(scale),
                             )
                             add_values(
                                 out,
@@ -322,6 +323,6 @@ def attention_kernel(page_size: int, head_dim: int, *, windowed: bool) -> Callab
     attend.__qualname__ += f"_{page_size}_{head_dim}" + ("_windowed" if windowed else "")
     return kernel(
         "void(f4[:,::1], f4[:,:,:,::1], f4[:,:,:,::1], i4[::1], i4[::1], i4[:,::1], i8, i8,"
-        " f4[:,::1])",
+        " f8, f4[:,::1])",
         parallel=True,
     )(attend)

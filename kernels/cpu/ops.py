@@ -3,11 +3,12 @@
 import torch
 from torch.nn import functional
 
-from kernels.api import BatchLayout, KvPages, Linear, PagedLayer
+from kernels.api import Activation, KvPages, Linear, TensorLayout
 from kernels.cpu import elementwise
 from kernels.cpu.attention import FULL, attention_kernel
 from kernels.cpu.jit import set_kernel_threads
 from kernels.cpu.linear import packed_linear
+from kernels.layout import PagedLayer
 
 
 class CpuKernels:
@@ -22,15 +23,17 @@ class CpuKernels:
         torch.set_num_threads(threads)
         set_kernel_threads(threads)
 
-    def linear(self, weight: torch.Tensor) -> Linear:
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         """Pre-packed matrix product."""
-        return packed_linear(weight)
+        multiply = packed_linear(weight)
+        return multiply if bias is None else lambda x: multiply(x) + bias
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
-        out = torch.empty_like(x)
-        elementwise.rms_norm(x.numpy(), weight.numpy(), eps, out.numpy())
-        return out
+        rows = x.contiguous().view(-1, x.shape[-1])
+        out = torch.empty_like(rows)
+        elementwise.rms_norm(rows.numpy(), weight.numpy(), eps, out.numpy())
+        return out.view(x.shape)
 
     def rotary(
         self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_heads: int
@@ -39,7 +42,7 @@ class CpuKernels:
         elementwise.rotary(qkv.numpy(), cos.numpy(), sin.numpy(), num_heads)
 
     def store_kv(
-        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: BatchLayout
+        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: TensorLayout
     ) -> None:
         """See `Kernels.store_kv`."""
         elementwise.store_kv(
@@ -52,7 +55,12 @@ class CpuKernels:
         )
 
     def paged_attention(
-        self, qkv: torch.Tensor, pages: KvPages, layer: PagedLayer, layout: BatchLayout
+        self,
+        qkv: torch.Tensor,
+        pages: KvPages,
+        layer: PagedLayer,
+        layout: TensorLayout,
+        scale: float,
     ) -> torch.Tensor:
         """See `Kernels.paged_attention`."""
         out = torch.empty(len(qkv), qkv.shape[1] - 2 * pages.num_kv_heads * pages.head_dim)
@@ -67,11 +75,14 @@ class CpuKernels:
             layout.block_tables.numpy()[layer.group],
             layer.window or FULL,
             self._threads,
+            scale,
             out.numpy(),
         )
         return out
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """See `Kernels.silu_mul`."""
+    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """See `Kernels.gated`."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate).mul_(up)
+        if activation == "silu":
+            return functional.silu(gate).mul_(up)
+        return functional.gelu(gate, approximate="tanh").mul_(up)

@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.api import BatchLayout, KvPages, PagedLayer
+from kernels.api import KvPages, TensorLayout
 from kernels.cpu.attention import attention_kernel
 from kernels.cpu.ops import CpuKernels
+from kernels.layout import PagedLayer
 from kernels.reference import ReferenceKernels
 
 FAST, PLAIN = CpuKernels(threads=2), ReferenceKernels()
@@ -33,11 +34,14 @@ def make_layout(rows, page_size, num_pages, seed, window=None):
         held = range(first, used[row])
         tables[1, row, first : used[row]] = torch.tensor([order.pop() for _ in held])
     counts = [count for _, count in rows]
-    return BatchLayout(
+    return TensorLayout(
         positions=torch.cat([torch.arange(start, start + count) for start, count in rows]),
         row_starts=torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32),
         first_positions=torch.tensor([start for start, _ in rows], dtype=torch.int32),
         block_tables=tables,
+        rows=torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(counts)).int(),
+        longest_row=max(counts),
+        longest_context=max(start + count for start, count in rows),
     )
 
 
@@ -71,8 +75,8 @@ def assert_attention_equals_reference(rows, kv_heads, shared, size, seed, window
     tokens = sum(count for _, count in rows)
     qkv = 2 * random_tensor(seed, tokens, (shared + 2) * kv_heads * head_dim)
     layer = PagedLayer(group=1, index=1, window=window)
-    got = FAST.paged_attention(qkv, pages, layer, layout)
-    expected = PLAIN.paged_attention(qkv, pages, layer, layout)
+    got = FAST.paged_attention(qkv, pages, layer, layout, head_dim**-0.5)
+    expected = PLAIN.paged_attention(qkv, pages, layer, layout, head_dim**-0.5)
     assert torch.isfinite(expected).all()
     torch.testing.assert_close(got, expected, rtol=2e-5, atol=2e-5)
 
@@ -124,7 +128,7 @@ def test_a_window_holds_that_many_positions_and_the_tokens_own_is_one(kernels):
     qkv[:, 2 * 64 : 2 * 64 + count] = torch.eye(count)
     layer = PagedLayer(group=1, index=1, window=window)
     kernels.store_kv(qkv, pages, layer, layout)
-    attended = kernels.paged_attention(qkv, pages, layer, layout)[:, :count]
+    attended = kernels.paged_attention(qkv, pages, layer, layout, 1 / 8)[:, :count]
     positions = torch.arange(count)
     distance = positions[:, None] - positions
     inside = ((distance >= 0) & (distance < window)).float()
@@ -167,8 +171,8 @@ def test_attention_survives_extreme_scores():
     layout = make_layout(rows, 16, 4, seed=0)
     pages = pages_filled_up_to(layout, rows, 1, 64, 16, 4)
     qkv = 1e4 * random_tensor(1, 20, 3 * 64)
-    got = FAST.paged_attention(qkv, pages, LAYER, layout)
-    torch.testing.assert_close(got, PLAIN.paged_attention(qkv, pages, LAYER, layout))
+    got = FAST.paged_attention(qkv, pages, LAYER, layout, 1 / 8)
+    torch.testing.assert_close(got, PLAIN.paged_attention(qkv, pages, LAYER, layout, 1 / 8))
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -178,14 +182,17 @@ def test_a_row_computes_the_same_alone_and_in_a_batch(window):
     layout = make_layout(rows, 16, 20, 4, window)
     pages = pages_filled_up_to(layout, rows, 2, 64, 16, 20, window)
     qkv = random_tensor(2, 32, 5 * 2 * 64)
-    together = FAST.paged_attention(qkv, pages, layer, layout)
-    alone = BatchLayout(
+    together = FAST.paged_attention(qkv, pages, layer, layout, 1 / 8)
+    alone = TensorLayout(
         positions=layout.positions[31:],
+        rows=torch.zeros(1, dtype=torch.int32),
+        longest_row=1,
+        longest_context=32,
         row_starts=torch.tensor([0, 1], dtype=torch.int32),
         first_positions=layout.first_positions[2:],
         block_tables=layout.block_tables[:, 2:].contiguous(),
     )
-    assert torch.equal(FAST.paged_attention(qkv[31:], pages, layer, alone)[0], together[31])
+    assert torch.equal(FAST.paged_attention(qkv[31:], pages, layer, alone, 1 / 8)[0], together[31])
 
 
 @settings(max_examples=30, deadline=None)
@@ -238,9 +245,9 @@ def test_rotary_equals_reference_and_leaves_values_alone(tokens, half, num_heads
     assert torch.equal(ours[:, num_heads * 2 * half :], before[:, num_heads * 2 * half :])
 
 
-def test_silu_mul_equals_reference():
+def test_gated_equals_reference():
     gate_up = 10 * random_tensor(7, 5, 60)
-    torch.testing.assert_close(FAST.silu_mul(gate_up), PLAIN.silu_mul(gate_up))
+    torch.testing.assert_close(FAST.gated(gate_up, "silu"), PLAIN.gated(gate_up, "silu"))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 16, 33])

@@ -18,7 +18,7 @@ from engine.core.preemption import PreemptEvery
 from engine.core.request import SamplingParams
 from engine.model.load import available_cores, load_model
 from engine.protocol.text.model import load_text_model
-from engine.runner.torch_runner import TorchRunner
+from engine.runner.decoder_runner import DecoderRunner
 from tests.support.decoding import TOLERANCE, Engine, decode, every_option
 from tests.support.equivalence import (
     LOGIT_TOLERANCE,
@@ -68,7 +68,7 @@ def model(smollm2):
 
 
 def comparison(model, budget, seqs):
-    runner = TorchRunner(model, NUM_BLOCKS, 16, seqs, budget)
+    runner = DecoderRunner(model, NUM_BLOCKS, 16, seqs, budget)
     config = CoreConfig(
         num_blocks=NUM_BLOCKS,
         max_model_len=model.config.context_length,

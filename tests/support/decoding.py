@@ -19,8 +19,8 @@ from engine.core.batch import Logprobs, RunnerOutput, ScheduledBatch
 from engine.core.engine_core import CoreConfig, EngineCore
 from engine.core.preemption import PreemptionPolicy
 from engine.core.request import FinishReason, Request, SamplingParams
+from engine.runner.decoder_runner import DecoderRunner
 from engine.runner.sampler import uniform
-from engine.runner.torch_runner import TorchRunner
 
 TOLERANCE = 1e-3
 GAP = 2e-3  # between the two best logits
@@ -196,7 +196,7 @@ class Answer:
 class ForcingRunner:
     """A runner whose answers `force` may replace, once it has chosen them itself."""
 
-    def __init__(self, runner: TorchRunner) -> None:
+    def __init__(self, runner: DecoderRunner) -> None:
         self._runner = runner
         self.forced: dict[str, tuple[int, ...]] = {}
         self.chosen: dict[str, list[int]] = defaultdict(list)
@@ -221,7 +221,7 @@ class Engine:
     """A whole engine core over a loaded model; requests given to it share its prefix cache."""
 
     def __init__(
-        self, runner: TorchRunner, config: CoreConfig, preemption: PreemptionPolicy | None = None
+        self, runner: DecoderRunner, config: CoreConfig, preemption: PreemptionPolicy | None = None
     ) -> None:
         self._runner = ForcingRunner(runner)
         self.core = EngineCore(config, self._runner, preemption)

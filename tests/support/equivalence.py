@@ -13,7 +13,7 @@ from engine.core.batch import RunnerOutput, SampledToken, ScheduledBatch
 from engine.core.engine_core import CoreConfig, EngineCore
 from engine.core.preemption import PreemptionPolicy
 from engine.core.request import Request, SamplingParams
-from engine.runner.torch_runner import TorchRunner
+from engine.runner.decoder_runner import DecoderRunner
 from tests.support.decoding import Decoding
 
 LOGIT_TOLERANCE = 1e-3
@@ -64,7 +64,7 @@ def reference_case(model: LlamaForCausalLM, prompt: Sequence[int], num_tokens: i
 class TeacherForcedRunner:
     """Answers with the reference's tokens and keeps the logits computed for each of them."""
 
-    def __init__(self, runner: TorchRunner) -> None:
+    def __init__(self, runner: DecoderRunner) -> None:
         self._runner = runner
         self._output: dict[str, tuple[int, ...]] = {}
         self.logits: dict[str, dict[int, torch.Tensor]] = {}
@@ -77,7 +77,7 @@ class TeacherForcedRunner:
         tokens = {}
         logits = self._runner.execute_logits(batch)
         sampled = [row for row in batch.rows if row.samples]
-        for row, values in zip(sampled, logits, strict=True):
+        for row, values in zip(sampled, torch.from_numpy(logits), strict=True):
             index = len(row.output_token_ids)
             self.logits[row.request_id][index] = values
             tokens[row.request_id] = SampledToken(self._output[row.request_id][index])
@@ -88,7 +88,7 @@ class Comparison:
     """One engine over one runner; prompts given to `run` share its prefix cache."""
 
     def __init__(
-        self, runner: TorchRunner, config: CoreConfig, preemption: PreemptionPolicy | None = None
+        self, runner: DecoderRunner, config: CoreConfig, preemption: PreemptionPolicy | None = None
     ) -> None:
         self.runner = runner
         self._runner = TeacherForcedRunner(runner)

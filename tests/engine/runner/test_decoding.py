@@ -14,8 +14,8 @@ from engine.core.engine_core import CoreConfig
 from engine.core.preemption import PreemptEvery
 from engine.core.request import FinishReason, SamplingParams
 from engine.model.load import load_model
+from engine.runner.decoder_runner import DecoderRunner
 from engine.runner.sampler import candidates, process
-from engine.runner.torch_runner import TorchRunner
 from tests.support.decoding import TOLERANCE, Engine, decode, distribution, every_option
 from tests.support.tiny_llama import tiny_llama
 
@@ -26,7 +26,7 @@ LENGTHS = [1, 5, 15, 16, 17, 31, 33, 47, 64, 65, 90, 100, 3, 16, 48, 130]
 
 
 def engine(model, *, num_blocks=96, budget=512, seqs=16, cache=True, preemption=None):
-    runner = TorchRunner(model, num_blocks, BLOCK, seqs, budget)
+    runner = DecoderRunner(model, num_blocks, BLOCK, seqs, budget)
     config = CoreConfig(
         num_blocks=num_blocks,
         max_model_len=model.config.context_length,

@@ -13,7 +13,7 @@ from engine.core.engine_core import CoreConfig
 from engine.core.preemption import PreemptEvery
 from engine.core.request import SamplingParams
 from engine.model.load import load_model
-from engine.runner.torch_runner import TorchRunner
+from engine.runner.decoder_runner import DecoderRunner
 from tests.support.decoding import Engine, decode
 from tests.support.equivalence import (
     LOGIT_TOLERANCE,
@@ -28,7 +28,7 @@ BLOCK = 16
 
 
 def engine(model, *, num_blocks=64, budget=512, seqs=16, cache=True, preemption=None):
-    runner = TorchRunner(model, num_blocks, BLOCK, seqs, budget)
+    runner = DecoderRunner(model, num_blocks, BLOCK, seqs, budget)
     config = CoreConfig(
         num_blocks=num_blocks,
         max_model_len=model.config.context_length,

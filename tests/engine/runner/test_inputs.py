@@ -87,7 +87,7 @@ def test_block_tables_are_copied_and_padded():
     inputs = build_inputs(ScheduledBatch(1, rows, 2), BLOCK, num_groups=1)
     table[:] = [0, 0]
     assert inputs.layout.block_tables.tolist() == [[[NO_BLOCK, 8], [3, NO_BLOCK]]]
-    assert inputs.layout.block_tables.is_contiguous()
+    assert inputs.layout.block_tables.flags["C_CONTIGUOUS"]
 
 
 @pytest.mark.parametrize("tables", [(), ([0],), ([0], [0], [0])])

@@ -1,8 +1,9 @@
-"""What a batch's rows yield from its hidden states: bounded memory, and failures kept apart."""
+"""What a computed batch's rows yield: bounded memory, and failures kept apart."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,28 +33,29 @@ def row(name, start, count, params=GREEDY, *, samples=True, scored=range(0)):
 
 
 class Head:
-    """A linear head that remembers how many rows it was given at once."""
+    """A linear head over given hidden states; it remembers how many tokens it was asked for."""
 
-    def __init__(self):
+    def __init__(self, hidden):
+        self.hidden = hidden
         self.sizes = []
 
-    def __call__(self, hidden):
-        self.sizes.append(len(hidden))
-        return hidden @ WEIGHT.T
+    def __call__(self, tokens):
+        self.sizes.append(len(tokens))
+        return (self.hidden[torch.from_numpy(tokens)] @ WEIGHT.T).numpy()
 
 
-def run(rows, head=None):
-    """The outputs, and each row's own hidden states."""
+def run(rows, head=Head):
+    """The outputs, and each row's own hidden states; `head` makes a head from all of them."""
     counts = [len(row.token_ids) for row in rows]
-    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    starts = np.cumsum([0, *counts])
     hidden = torch.randn(sum(counts), 6, generator=torch.Generator().manual_seed(1))
     sampled = [index for index, row in enumerate(rows) if row.samples]
     inputs = SimpleNamespace(
         layout=SimpleNamespace(row_starts=starts),
         sampled=tuple(rows[index] for index in sampled),
-        last=torch.tensor([int(starts[index + 1]) - 1 for index in sampled], dtype=torch.int64),
+        last=np.array([starts[index + 1] - 1 for index in sampled], np.int64),
     )
-    output = read_outputs(rows, inputs, hidden, head or Head())
+    output = read_outputs(rows, inputs, head(hidden))
     return output, dict(zip((row.request_id for row in rows), hidden.split(counts), strict=True))
 
 
@@ -95,9 +97,14 @@ def test_a_position_is_scored_by_the_hidden_state_before_it(start, count, scored
 
 
 def test_a_long_prompt_never_needs_all_its_logits_at_once():
-    head = Head()
-    run([row("a", 0, 2048, SCORED, scored=range(1, 2048))], head)
-    assert head.sizes == [1, *[64] * 31, 63]
+    heads = []
+
+    def remembered(hidden):
+        heads.append(Head(hidden))
+        return heads[0]
+
+    run([row("a", 0, 2048, SCORED, scored=range(1, 2048))], remembered)
+    assert heads[0].sizes == [1, *[64] * 31, 63]
 
 
 OUTSIDE = SamplingParams(max_tokens=1, temperature=0.0, logit_bias=((VOCABULARY, 1.0),))
@@ -126,8 +133,8 @@ def test_a_row_that_cannot_be_scored_fails_alone_and_yields_nothing():
 
 
 def test_an_error_of_the_head_is_everyones():
-    def broken(hidden):
+    def broken(tokens):
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        run([row("a", 0, 3)], broken)
+        run([row("a", 0, 3)], lambda hidden: broken)

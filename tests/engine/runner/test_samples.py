@@ -9,7 +9,7 @@ from engine.core.engine_core import CoreConfig
 from engine.core.preemption import PreemptEvery
 from engine.core.request import SamplingParams
 from engine.model.load import load_model
-from engine.runner.torch_runner import TorchRunner
+from engine.runner.decoder_runner import DecoderRunner
 from tests.support.decoding import Engine
 from tests.support.tiny_llama import tiny_llama
 
@@ -32,7 +32,7 @@ def model(tmp_path_factory):
 
 
 def engine(model, *, cache=True, budget=512, seqs=16, num_blocks=64, every=None, wrap=None):
-    runner = TorchRunner(model, num_blocks, BLOCK, seqs, budget)
+    runner = DecoderRunner(model, num_blocks, BLOCK, seqs, budget)
     config = CoreConfig(
         num_blocks=num_blocks,
         max_model_len=model.config.context_length,

@@ -15,7 +15,7 @@ from engine.core.preemption import PreemptEvery
 from engine.core.request import NO_BLOCK, Request, SamplingParams
 from engine.core.windows import first_needed_block
 from engine.model.load import load_model
-from engine.runner.torch_runner import TorchRunner
+from engine.runner.decoder_runner import DecoderRunner
 from tests.support.equivalence import LOGIT_TOLERANCE, Comparison, reference_case
 from tests.support.tiny_llama import tiny_llama, tiny_ministral, tiny_mistral
 
@@ -44,7 +44,7 @@ def core_config(runner, num_blocks, budget, seqs, *, cache=True):
 
 
 def engine(model, *, num_blocks=600, budget=512, seqs=16, cache=True, preemption=None):
-    runner = TorchRunner(model, num_blocks, BLOCK, seqs, budget)
+    runner = DecoderRunner(model, num_blocks, BLOCK, seqs, budget)
     return Comparison(
         runner, core_config(runner, num_blocks, budget, seqs, cache=cache), preemption
     )
@@ -80,7 +80,7 @@ def cases(reference):
 
 
 def test_the_runner_names_the_windows_of_its_groups(reference, model):
-    windows = TorchRunner(model, 1, BLOCK, 1, 16).windows
+    windows = DecoderRunner(model, 1, BLOCK, 1, 16).windows
     expected = {"mistral": (WINDOW,), "ministral": (WINDOW, WINDOW, None, WINDOW)}
     assert windows == expected[reference.config.model_type]
 
@@ -140,7 +140,7 @@ class TableWatcher:
 
 def test_blocks_outside_the_windows_go_back_to_the_pool(model):
     num_prompt, num_output = 90, 60
-    runner = TorchRunner(model, 600, BLOCK, 1, 16)
+    runner = DecoderRunner(model, 600, BLOCK, 1, 16)
     config = core_config(runner, 600, budget=16, seqs=1, cache=False)
     core = EngineCore(config, TableWatcher(runner, num_prompt))
     params = SamplingParams(max_tokens=num_output, temperature=0.0)
@@ -174,7 +174,7 @@ def test_samples_that_share_a_prompt_draw_what_they_would_alone(model):
         Request(str(seed), tuple(range(88)), SamplingParams(max_tokens=20, seed=seed), "n" * 43)
         for seed in range(3)
     ]
-    runner = TorchRunner(model, 600, BLOCK, 4, 32)
+    runner = DecoderRunner(model, 600, BLOCK, 4, 32)
     together = EngineCore(core_config(runner, 600, 32, 4), runner)
     together.add(*samples)
     drawn = outputs(together)
@@ -188,8 +188,8 @@ def test_samples_that_share_a_prompt_draw_what_they_would_alone(model):
 def test_memory_is_counted_per_group(model):
     layers = model.page_groups.layers_per_group
     per_block = 2 * layers * 2 * 20 * 4 * BLOCK  # keys and values, heads, head size, bytes
-    assert TorchRunner.num_blocks_for(model, 10 * per_block + per_block - 1, BLOCK) == 10
-    pages = TorchRunner(model, 3, BLOCK, 1, 16)._pages
+    assert DecoderRunner.num_blocks_for(model, 10 * per_block + per_block - 1, BLOCK) == 10
+    pages = DecoderRunner(model, 3, BLOCK, 1, 16).state.pages
     assert pages.keys.nbytes + pages.values.nbytes == 3 * per_block
 
 
@@ -204,7 +204,7 @@ def batch(*rows, copies=()):
 def test_copies_are_made_before_anything_is_computed(model):
     """A sample forked within a block goes on in a copy of it, its sibling in the block itself."""
     groups = len(model.page_groups.windows)
-    runner = TorchRunner(model, 8 * groups, BLOCK, 4, 64)
+    runner = DecoderRunner(model, 8 * groups, BLOCK, 4, 64)
     tokens = list(range(8))
     shared, tail, copied = (range(first, 8 * groups, 8) for first in (0, 1, 2))
     ours = [list(pair) for pair in zip(shared, tail, strict=True)]
@@ -215,7 +215,7 @@ def test_copies_are_made_before_anything_is_computed(model):
     logits = runner.execute_logits(forked)
     # Doing it again changes nothing: sources are as they were up to the position copied for.
     torch.testing.assert_close(runner.execute_logits(forked), logits, rtol=0, atol=0)
-    fresh = TorchRunner(model, 8 * groups, BLOCK, 4, 64)
+    fresh = DecoderRunner(model, 8 * groups, BLOCK, 4, 64)
     for ours_logits, last in zip(logits, (50, 60), strict=True):
         whole = fresh.execute_logits(batch(row("c", [*tokens, last], 0, *ours)))[0]
         torch.testing.assert_close(ours_logits, whole, atol=1e-4, rtol=1e-4)
@@ -225,15 +225,15 @@ def test_copies_are_made_before_anything_is_computed(model):
 def test_pages_outside_the_window_are_never_read(tmp_path):
     reference = tiny_mistral(WINDOW)
     model = load(reference, tmp_path / "model")
-    runner = TorchRunner(model, 20, BLOCK, 4, 64)
+    runner = DecoderRunner(model, 20, BLOCK, 4, 64)
     tokens = np.random.default_rng(5).integers(0, 300, 60).tolist()
     table = list(range(1, 13))
     runner.execute(batch(row("a", tokens[:50], 0, table)))
     first = first_needed_block(50, WINDOW, BLOCK)
-    for pages in (runner._pages.keys, runner._pages.values):
+    for pages in (runner.state.pages.keys, runner.state.pages.values):
         pages[:, : table[first]] = float("nan")
         pages[:, 13:] = float("nan")
     rest = [NO_BLOCK] * first + table[first:]
     logits = runner.execute_logits(batch(row("a", tokens[50:], 50, rest)))[0]
     whole = reference(torch.tensor([tokens])).logits[0, -1]
-    torch.testing.assert_close(logits, whole, atol=1e-3, rtol=0)
+    torch.testing.assert_close(torch.from_numpy(logits), whole, atol=1e-3, rtol=0)

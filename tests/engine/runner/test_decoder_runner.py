@@ -8,8 +8,8 @@ from engine.core.batch import ScheduledBatch, ScheduledRow
 from engine.core.engine_core import CoreConfig, EngineCore
 from engine.core.request import Request, SamplingParams
 from engine.model.load import load_model
+from engine.runner.decoder_runner import DecoderRunner
 from engine.runner.sampler import sample
-from engine.runner.torch_runner import TorchRunner
 from tests.support.tiny_llama import tiny_llama
 
 BLOCK = 16
@@ -25,7 +25,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def runner(model):
-    return TorchRunner(model, 32, BLOCK, 4, 64)
+    return DecoderRunner(model, 32, BLOCK, 4, 64)
 
 
 def batch(*rows):
@@ -54,7 +54,7 @@ def test_shuffled_block_tables_change_nothing(runner):
     tokens = list(range(50))
     first = runner.execute_logits(batch(row("a", tokens, 0, [0, 1, 2, 3])))
     second = runner.execute_logits(batch(row("a", tokens, 0, [31, 7, 19, 2])))
-    assert torch.equal(first, second)
+    assert np.array_equal(first, second)
 
 
 def test_a_neighbour_does_not_reach_a_rows_logits(runner):
@@ -69,7 +69,7 @@ def test_a_neighbour_does_not_reach_a_rows_logits(runner):
 def test_tokens_come_from_the_sampler_with_the_rows_own_key(runner):
     params = SamplingParams(max_tokens=8, temperature=1.5, top_k=40, seed=11)
     work = batch(row("a", [3, 4, 5], 0, [2], params, 6), row("b", [1], 0, [4], params, 2))
-    logits = runner.execute_logits(work).numpy()
+    logits = runner.execute_logits(work)
     assert runner.execute(work).sampled == {
         "a": sample(logits[0], params, (), [0] * 6),
         "b": sample(logits[1], params, (), [0] * 2),
@@ -88,14 +88,14 @@ def test_batches_beyond_the_declared_sizes_are_refused(runner):
 
 
 def test_warming_up_leaves_no_trace(runner):
-    assert not runner._pages.keys.any()
-    assert not runner._pages.values.any()
+    assert not runner.state.pages.keys.any()
+    assert not runner.state.pages.values.any()
 
 
 def test_kv_memory_is_counted_in_whole_blocks(model):
     per_block = 2 * 2 * 2 * 20 * 4 * BLOCK  # keys and values, layers, heads, head size, bytes
-    assert TorchRunner.num_blocks_for(model, 10 * per_block + per_block - 1, BLOCK) == 10
-    pages = TorchRunner(model, 3, BLOCK, 1, 16)._pages
+    assert DecoderRunner.num_blocks_for(model, 10 * per_block + per_block - 1, BLOCK) == 10
+    pages = DecoderRunner(model, 3, BLOCK, 1, 16).state.pages
     assert pages.keys.nbytes + pages.values.nbytes == 3 * per_block
 
 
@@ -131,7 +131,7 @@ def test_the_core_ends_that_request_and_no_other(model):
     healthy = SamplingParams(max_tokens=8, temperature=1.0, seed=5, repetition_penalty=1.3)
 
     def run(*requests):
-        core = EngineCore(config, TorchRunner(model, 32, BLOCK, 256, 2048))
+        core = EngineCore(config, DecoderRunner(model, 32, BLOCK, 256, 2048))
         for request_id, params in requests:
             core.add(Request(request_id, (7, 8, 9), params, namespace="n" * 43))
         tokens, failed = [], []
