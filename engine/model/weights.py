@@ -15,7 +15,7 @@ import torch
 from engine.model.config import ModelConfig
 from engine.model.config_gguf import config_from_gguf
 from engine.model.config_json import config_from_json
-from engine.model.dequant import dequantize
+from engine.model.tensors import gguf_tensor
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.gguf import GgufFile
 from engine.protocol.text.json_file import read_json
@@ -112,17 +112,16 @@ class GgufWeights:
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """See `Weights.tensor`."""
         stored = local_name(_GGUF_NAMES, "blk", name)
-        data = self._file.tensor_data(stored)
-        info = self._file.tensors[stored]
-        _check_shape(self._file.path, stored, info.shape, shape)
-        tensor = dequantize(data, info.type, shape)
+        found = gguf_tensor(self._file, stored)
+        _check_shape(self._file.path, stored, found.shape, shape)
+        tensor = torch.from_numpy(found.matrix().float32()).view(shape)
         if name.endswith((".q", ".k")):
             return _half_split(tensor, self.config.head_dim)
         return tensor
 
     def digest(self) -> bytes:
         """See `Weights.digest`: the file's own SHA-256."""
-        return hashlib.sha256(self._file.data).digest()
+        return self._file.file.sha256()
 
 
 def _half_split(weight: torch.Tensor, head_dim: int) -> torch.Tensor:

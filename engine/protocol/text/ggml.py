@@ -51,7 +51,7 @@ class GgmlType(IntEnum):
 
     @property
     def supported(self) -> bool:
-        """Whether the engine can dequantise this type."""
+        """Whether the engine can compute with this type."""
         return self in _SUPPORTED
 
 
@@ -96,8 +96,15 @@ _SUPPORTED = frozenset(
         GgmlType.F32,
         GgmlType.F16,
         GgmlType.BF16,
-        GgmlType.Q8_0,
         GgmlType.Q4_0,
         GgmlType.Q4_1,
+        GgmlType.Q5_0,
+        GgmlType.Q5_1,
+        GgmlType.Q8_0,
+        GgmlType.Q2_K,
+        GgmlType.Q3_K,
+        GgmlType.Q4_K,
+        GgmlType.Q5_K,
+        GgmlType.Q6_K,
     }
 )

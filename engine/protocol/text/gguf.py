@@ -1,11 +1,10 @@
-"""Reads a GGUF container (version 2 or 3) through mmap: its metadata and its tensor directory.
+"""Reads a GGUF container (version 2 or 3): its metadata and its tensor directory.
 
 The file is untrusted: every count, length and offset is checked against the bytes that are there
 before anything is allocated for it, so a hostile file costs no more memory than a small multiple of
 its own metadata. Whatever is wrong raises `ModelFileError` with one sentence.
 """
 
-import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.ggml import GgmlType
+from engine.protocol.text.model_file import ModelFile
 
 MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
@@ -26,6 +26,7 @@ _MAX_DIMENSIONS: Final = 4
 _MAX_ELEMENTS: Final = 1 << 40
 _MAX_NAME: Final = (1 << 16) - 1
 _MAX_STRING: Final = 1 << 24
+_FIRST_READ: Final = 1 << 20
 _MAX_ARRAY_ITEMS: Final = 1 << 24  # over all arrays; real vocabularies are below 2**20
 
 _STRING: Final = 8
@@ -66,27 +67,30 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """An open container. Views handed out by `tensor_data` keep the mapping alive after `close`."""
+    """An open container; `file` gives the tensors' bytes."""
 
-    path: Path
+    file: ModelFile
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
-    data: memoryview
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Map and check `path`; raises ModelFileError."""
-        view = _map(path)
+        """Open and check `path`; raises ModelFileError."""
+        file = ModelFile(path)
         try:
-            reader = _Reader(path, view)
-            metadata, tensors = reader.read()
+            metadata, tensors = _Reader(file).read()
         except BaseException:
-            view.release()
+            file.close()
             raise
-        return cls(path, MappingProxyType(metadata), MappingProxyType(tensors), view)
+        return cls(file, MappingProxyType(metadata), MappingProxyType(tensors))
 
-    def tensor_data(self, name: str) -> memoryview:
-        """The raw bytes of a tensor; raises ModelFileError when absent or of an unserved type."""
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.file.path
+
+    def find(self, name: str) -> TensorInfo:
+        """A tensor's entry; raises ModelFileError when absent or of an unserved type."""
         info = self.tensors.get(name)
         if info is None:
             raise ModelFileError(self.path, f"tensor {name!r} is missing")
@@ -94,29 +98,17 @@ class GgufFile:
             raise ModelFileError(
                 self.path, f"tensor {name!r} is of type {info.type.name}, which is not supported"
             )
-        return self.data[info.offset : info.offset + info.nbytes]
+        return info
 
     def close(self) -> None:
-        """Let go of the mapping; metadata and directory stay readable."""
-        self.data.release()
+        """Let go of the file; metadata and directory stay readable."""
+        self.file.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _map(path: Path) -> memoryview:
-    try:
-        with path.open("rb") as file:
-            head = file.read(len(MAGIC))
-            if head != MAGIC:
-                raise ModelFileError(path, "is not a GGUF file (its first four bytes differ)")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ModelFileError(path, f"cannot be read: {reason}") from error
 
 
 class _Entry(NamedTuple):
@@ -127,17 +119,18 @@ class _Entry(NamedTuple):
 
 
 class _Reader:
-    """A cursor over the mapped bytes; each `_take` proves that the bytes exist."""
+    """A cursor over the bytes; each `_take` proves that they exist, and only then reads them."""
 
-    def __init__(self, path: Path, data: memoryview) -> None:
-        self._path = path
-        self._data = data
-        self._size = len(data)
-        self._at = len(MAGIC)
+    def __init__(self, file: ModelFile) -> None:
+        self._file = file
+        self._size = file.size
+        self._data = b""  # the beginning of the file, as far as it was needed
+        self._at = 0
         self._array_items = 0
 
     def read(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
         """Header, metadata, tensor directory, in the file's order."""
+        self._check_magic()
         self._check_version()
         num_tensors = self._count("tensors", _MIN_TENSOR_BYTES)
         num_pairs = self._count("metadata pairs", _MIN_PAIR_BYTES)
@@ -154,7 +147,7 @@ class _Reader:
         return metadata, tensors
 
     def _error(self, reason: str) -> ModelFileError:
-        return ModelFileError(self._path, reason)
+        return ModelFileError(self._file.path, reason)
 
     def _take(self, length: int, what: str) -> int:
         """Advance over `length` bytes and return where they start."""
@@ -162,7 +155,15 @@ class _Reader:
         if length > self._size - start:
             raise self._error(f"is truncated or damaged: {what} at byte {start} runs past the end")
         self._at = start + length
+        if self._at > len(self._data):
+            self._read_to(self._at)
         return start
+
+    def _read_to(self, end: int) -> None:
+        """Have the bytes before `end`, which exist; twice as many each time, to copy few."""
+        have = len(self._data)
+        until = min(self._size, max(end, 2 * have, _FIRST_READ))
+        self._data += self._file.read(have, until - have)
 
     def _u32(self, what: str) -> int:
         value: int = _U32.unpack_from(self._data, self._take(4, what))[0]
@@ -171,6 +172,14 @@ class _Reader:
     def _u64(self, what: str) -> int:
         value: int = _U64.unpack_from(self._data, self._take(8, what))[0]
         return value
+
+    def _check_magic(self) -> None:
+        if self._size < len(MAGIC) or not self._starts_with_magic():
+            raise self._error("is not a GGUF file (its first four bytes differ)")
+
+    def _starts_with_magic(self) -> bool:
+        start = self._take(len(MAGIC), "the magic")
+        return self._data[start : self._at] == MAGIC
 
     def _check_version(self) -> None:
         version = self._u32("the version")
@@ -192,7 +201,7 @@ class _Reader:
             raise self._error(f"{what} at byte {self._at} claims {length} bytes")
         start = self._take(length, what)
         try:
-            return str(self._data[start : start + length], "utf-8")
+            return self._data[start : start + length].decode()
         except UnicodeDecodeError:
             raise self._error(f"{what} at byte {start} is not valid UTF-8") from None
 
@@ -224,25 +233,31 @@ class _Reader:
         return self._strings(count, key)
 
     def _strings(self, count: int, key: str) -> list[str]:
-        # A vocabulary has 10**5 strings, so this loop inlines `_text`: 0.1 s instead of 0.3 s.
-        data, size, at = self._data, self._size, self._at
+        # A vocabulary has 10**5 strings, so this loop inlines `_text` and `_take` where it can.
+        data, at = self._data, self._at
         unpack = _U64.unpack_from
+        what = f"array {key!r}"
         texts = []
         try:
             for _ in range(count):
                 start = at + 8
+                if start > len(data):
+                    data = self._go_to(at, 8, what)
                 at = start + unpack(data, at)[0]
-                if at > size:
-                    raise self._error(f"is truncated or damaged: array {key!r} runs past the end")
-                texts.append(str(data[start:at], "utf-8"))
-        except struct.error:
-            message = f"is truncated or damaged: array {key!r} runs past the end"
-            raise self._error(message) from None
+                if at > len(data):
+                    data = self._go_to(start, at - start, what)
+                texts.append(data[start:at].decode())
         except UnicodeDecodeError:
             message = f"element {len(texts)} of array {key!r} is not valid UTF-8"
             raise self._error(message) from None
         self._at = at
         return texts
+
+    def _go_to(self, start: int, length: int, what: str) -> bytes:
+        """Have `length` bytes from `start`, and return all that we have."""
+        self._at = start
+        self._take(length, what)
+        return self._data
 
     def _scalars(self, kind: int, count: int, key: str) -> tuple[Any, ...]:
         code = _SCALARS.get(kind)
