@@ -1,0 +1,32 @@
+"""The threads that compute on a CPU, started once and shared by everything one model computes."""
+
+import os
+import weakref
+
+from kernels.cpu.library import native
+
+
+class Team:
+    """`threads` threads, whoever calls included; they sleep while nothing is computed.
+
+    A team as large as the process has cores gives every thread its own, and a caller's thread one
+    for the time of the call; a smaller team stays wherever the system puts it. Calls from several
+    threads take turns. The threads belong to the process that made them: a forked child makes its
+    own team. Raises ValueError for a number outside 1 to 1024, OSError if the system refuses.
+    """
+
+    def __init__(self, threads: int) -> None:
+        if not 1 <= threads <= 1024:
+            raise ValueError(f"{threads} threads are not 1 to 1024")
+        self.threads = threads
+        self.handle = native().evh_team_create(threads, threads == available_cores() > 1)
+        if self.handle is None:
+            raise OSError(f"the system does not give this process {threads} threads")
+        weakref.finalize(self, native().evh_team_destroy, self.handle)
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
