@@ -1,66 +1,48 @@
-"""Where a decoder's tensors come from: a GGUF file or safetensors shards, always given as fp32.
+"""A decoder's tensors out of a GGUF file or a folder of safetensors, by one set of names.
 
-Tensors are asked for by one set of names (`layers.N.q`, ...) with the shape the configuration
-implies; a missing tensor, another shape or an unserved type raises `ModelFileError`.
+They are asked for as in `engine.model.names`, with the shape that the configuration implies; a
+missing tensor, another shape or an unserved type raises `ModelFileError`. Matrices stay in the form
+in which they are stored; vectors are fp32.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-import safetensors
-import torch
+import numpy as np
 
 from engine.model.config import ModelConfig
 from engine.model.config_gguf import config_from_gguf
-from engine.model.config_json import config_from_json
-from engine.model.tensors import gguf_tensor
+from engine.model.config_json import config_from_json, has_tied_head
+from engine.model.names import GGUF, hugging_face, tensor_shapes
+from engine.model.safetensors_file import SafetensorsFile
+from engine.model.tensors import StoredTensor, gguf_tensor
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.gguf import GgufFile
 from engine.protocol.text.json_file import read_json
+from engine.protocol.text.model_file import ModelFile
+from kernels.matrix import Matrix
 
-_SAFE_DTYPES = {"F32", "F16", "BF16"}
+Array = np.ndarray[Any, Any]
 
-_GGUF_NAMES = {
-    "embedding": "token_embd.weight",
-    "norm": "output_norm.weight",
-    "head": "output.weight",
-    "q": "attn_q.weight",
-    "k": "attn_k.weight",
-    "v": "attn_v.weight",
-    "o": "attn_output.weight",
-    "gate": "ffn_gate.weight",
-    "up": "ffn_up.weight",
-    "down": "ffn_down.weight",
-    "attention_norm": "attn_norm.weight",
-    "mlp_norm": "ffn_norm.weight",
-}
-_SAFETENSORS_NAMES = {
-    "embedding": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "head": "lm_head.weight",
-    "q": "self_attn.q_proj.weight",
-    "k": "self_attn.k_proj.weight",
-    "v": "self_attn.v_proj.weight",
-    "o": "self_attn.o_proj.weight",
-    "gate": "mlp.gate_proj.weight",
-    "up": "mlp.up_proj.weight",
-    "down": "mlp.down_proj.weight",
-    "attention_norm": "input_layernorm.weight",
-    "mlp_norm": "post_attention_layernorm.weight",
-}
+_ROPE_DIVISORS = "rope_freqs.weight"
 # Constants that old exports carry and that we compute ourselves.
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
+_SENSES = ("vision", "audio", "multi_modal", "embed_vision", "embed_audio")
 
 
 class Weights(Protocol):
-    """The tensors of one decoder."""
+    """The tensors of one decoder. What is returned is the caller's own."""
 
     config: ModelConfig
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor in fp32, owned by the caller; raises ModelFileError."""
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """A weight [rows, columns]; raises ModelFileError."""
+        ...
+
+    def vector(self, name: str, length: int) -> Array:
+        """A bias or the factors of a norm, fp32 [length]; raises ModelFileError."""
         ...
 
     @property
@@ -73,62 +55,55 @@ class Weights(Protocol):
         ...
 
 
-def local_name(names: Mapping[str, str], layer_prefix: str, name: str) -> str:
-    """The container's name for `layers.N.x` or a top-level tensor."""
-    if not name.startswith("layers."):
-        return names[name]
-    _, layer, part = name.split(".")
-    return f"{layer_prefix}.{layer}.{names[part]}"
-
-
-def expected_names(config: ModelConfig) -> Iterator[str]:
-    """Every tensor a decoder of this configuration may have."""
-    tops = ("embedding", "norm", "head")
-    yield from tops
-    for layer in range(config.num_layers):
-        for part in _GGUF_NAMES:
-            if part not in tops:
-                yield f"layers.{layer}.{part}"
-
-
 class GgufWeights:
-    """Tensors of a GGUF file; query and key rows are put back into half-split rotary order."""
+    """Tensors of a GGUF file. Llama's query and key rows are put back into half-split order."""
 
     def __init__(self, path: Path) -> None:
         self._file = GgufFile.open(path)
-        shapes = {name: info.shape for name, info in self._file.tensors.items()}
-        self.config = config_from_gguf(path, self._file.metadata, shapes)
-        _refuse_unknown(
-            path,
-            self._file.tensors,
-            {local_name(_GGUF_NAMES, "blk", name) for name in expected_names(self.config)},
-        )
+        tensors, metadata = self._file.tensors, self._file.metadata
+        shapes = {name: info.shape for name, info in tensors.items()}
+        divisors: tuple[float, ...] = ()
+        if _ROPE_DIVISORS in tensors:
+            divisors = tuple(gguf_tensor(self._file, _ROPE_DIVISORS).vector().tolist())
+        self.config = config_from_gguf(path, metadata, shapes, divisors)
+        # The converter pairs rotary elements as (2i, 2i + 1) for this architecture alone.
+        self._interleaved = metadata["general.architecture"] == "llama"
+        known = {GGUF(name) for name in tensor_shapes(self.config)}
+        _refuse_unknown(path, tensors, known | {_ROPE_DIVISORS})
 
     @property
     def tied(self) -> bool:
         """See `Weights.tied`."""
-        return _GGUF_NAMES["head"] not in self._file.tensors
+        return GGUF("head") not in self._file.tensors
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See `Weights.tensor`."""
-        stored = local_name(_GGUF_NAMES, "blk", name)
-        found = gguf_tensor(self._file, stored)
-        _check_shape(self._file.path, stored, found.shape, shape)
-        tensor = torch.from_numpy(found.matrix().float32()).view(shape)
-        if name.endswith((".q", ".k")):
-            return _half_split(tensor, self.config.head_dim)
-        return tensor
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """See `Weights.matrix`."""
+        found = self._find(name, shape)
+        if self._interleaved and name.endswith((".q", ".k")):
+            found = found.rows(_half_split(shape[0], self.config.head_dim))
+        return found.matrix()
+
+    def vector(self, name: str, length: int) -> Array:
+        """See `Weights.vector`."""
+        values = self._find(name, (length,)).vector()
+        if self._interleaved and name.endswith((".q_bias", ".k_bias")):
+            return values[_half_split(length, self.config.head_dim)]
+        return values
 
     def digest(self) -> bytes:
         """See `Weights.digest`: the file's own SHA-256."""
         return self._file.file.sha256()
 
+    def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        found = gguf_tensor(self._file, GGUF(name))
+        _check_shape(self._file.path, found.name, found.shape, shape)
+        return found
 
-def _half_split(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """GGUF pairs rotary elements as (2i, 2i + 1); reorder rows so that i pairs with i + D/2."""
-    rows, width = weight.shape
-    pairs = weight.view(rows // head_dim, head_dim // 2, 2, width)
-    return pairs.transpose(1, 2).reshape(rows, width)
+
+def _half_split(rows: int, head_dim: int) -> Array:
+    """For each row of heads whose element i pairs with i + D/2, that where it pairs with 2i + 1."""
+    interleaved = np.arange(rows).reshape(rows // head_dim, head_dim // 2, 2)
+    return interleaved.swapaxes(1, 2).reshape(-1)
 
 
 class SafetensorsWeights:
@@ -139,56 +114,54 @@ class SafetensorsWeights:
         config_path = folder / "config.json"
         values = read_json(config_path)
         self.config = config_from_json(config_path, values)
-        self._tied = bool(values.get("tie_word_embeddings", False))
-        self._shards: dict[str, Path] = {}
-        for shard in _shard_paths(folder):
-            self._add_shard(shard)
+        self._tied = has_tied_head(config_path, values)
+        self._files = [SafetensorsFile(path) for path in _shard_paths(folder)]
+        self._shards: dict[str, SafetensorsFile] = {}
+        for file in self._files:
+            for name in file.tensors:
+                if name in self._shards:
+                    raise ModelFileError(file.path, f"tensor {name!r} is in two files")
+                self._shards[name] = file
+        self._stored_name = hugging_face(self.config, self._shards)
         _refuse_unknown(
             folder,
             (name for name in self._shards if not name.endswith(_IGNORED_SUFFIX)),
-            {self._local(name) for name in expected_names(self.config)},
+            {self._stored_name(name) for name in tensor_shapes(self.config)},
         )
-
-    def _add_shard(self, path: Path) -> None:
-        with _open_safetensors(path) as shard:
-            for name in shard.keys():  # noqa: SIM118 - not a mapping
-                if name in self._shards:
-                    raise ModelFileError(path, f"tensor {name!r} is in two files")
-                self._shards[name] = path
-
-    def _local(self, name: str) -> str:
-        return local_name(_SAFETENSORS_NAMES, "model.layers", name)
 
     @property
     def tied(self) -> bool:
         """See `Weights.tied`."""
         return self._tied
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """See `Weights.tensor`."""
-        stored = self._local(name)
-        path = self._shards.get(stored)
-        if path is None:
-            raise ModelFileError(self._folder, f"tensor {stored!r} is missing")
-        with _open_safetensors(path) as shard:
-            view = shard.get_slice(stored)
-            if view.get_dtype() not in _SAFE_DTYPES:
-                kind = view.get_dtype()
-                raise ModelFileError(
-                    path, f"tensor {stored!r} is of type {kind}, which is not supported"
-                )
-            _check_shape(path, stored, tuple(view.get_shape()), shape)
-            # Cloned: an fp32 tensor would otherwise be a view of the file.
-            tensor: torch.Tensor = shard.get_tensor(stored)
-            return tensor.to(torch.float32, copy=True)
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """See `Weights.matrix`."""
+        return self._find(name, shape).matrix()
+
+    def vector(self, name: str, length: int) -> Array:
+        """See `Weights.vector`. Gemma stores of a norm's factor what is above one."""
+        values = self._find(name, (length,)).vector()
+        if self.config.post_norms and name.endswith("norm"):
+            values += np.float32(1)
+        return values
 
     def digest(self) -> bytes:
         """See `Weights.digest`: the configuration and every shard in order of name."""
         total = hashlib.sha256()
-        for path in [self._folder / "config.json", *sorted(set(self._shards.values()))]:
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
+        with ModelFile(self._folder / "config.json") as config:
+            total.update(config.sha256())
+        for file in self._files:
+            total.update(file.sha256())
         return total.digest()
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        stored = self._stored_name(name)
+        file = self._shards.get(stored)
+        if file is None:
+            raise ModelFileError(self._folder, f"tensor {stored!r} is missing")
+        found = file.tensor(stored)
+        _check_shape(file.path, stored, found.shape, shape)
+        return found
 
 
 def _shard_paths(folder: Path) -> list[Path]:
@@ -210,13 +183,6 @@ def _shard_paths(folder: Path) -> list[Path]:
     return [folder / name for name in shards]
 
 
-def _open_safetensors(path: Path) -> Any:
-    try:
-        return safetensors.safe_open(path, framework="pt")
-    except (OSError, safetensors.SafetensorError) as error:
-        raise ModelFileError(path, "is not a readable safetensors file") from error
-
-
 def _check_shape(path: Path, name: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if shape != expected:
         raise ModelFileError(
@@ -224,9 +190,19 @@ def _check_shape(path: Path, name: str, shape: tuple[int, ...], expected: tuple[
         )
 
 
-def _refuse_unknown(path: Path, names: Any, known: set[str]) -> None:
+def _refuse_unknown(path: Path, names: Iterable[str], known: set[str]) -> None:
+    """Refuse weights that we would not compute with, and say what they are where it shows."""
     for name in names:
-        if name not in known:
+        if name in known:
+            continue
+        if any(sense in name for sense in _SENSES):
             raise ModelFileError(
-                path, f"tensor {name!r} is not part of a Llama model this engine supports"
+                path, f"has vision or audio weights (tensor {name!r}); only text is supported"
             )
+        if "exps." in name or ".experts." in name:
+            raise ModelFileError(
+                path, f"tensor {name!r} belongs to a mixture of experts, which is not supported"
+            )
+        raise ModelFileError(
+            path, f"tensor {name!r} is not part of a decoder with this configuration"
+        )
