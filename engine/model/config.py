@@ -3,6 +3,7 @@
 `config_gguf` and `config_json` read it from files.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -62,3 +63,10 @@ def checked(path: Path, config: ModelConfig) -> ModelConfig:
     if config.head_dim % 2:
         raise ModelFileError(path, f"a head size of {config.head_dim} cannot be rotated: it is odd")
     return config
+
+
+def indexed(layers: Iterable[Rope]) -> tuple[tuple[Rope, ...], tuple[int, ...]]:
+    """`ropes` and `layer_ropes` of layers that rotate like these, one after another."""
+    wanted = tuple(layers)
+    ropes = tuple(dict.fromkeys(wanted))
+    return ropes, tuple(map(ropes.index, wanted))

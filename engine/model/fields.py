@@ -1,6 +1,5 @@
 """Typed look-ups in what an untrusted file says of a model; failures name file and field."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from engine.protocol.text.errors import ModelFileError
 MAX_LAYERS = 1024
 MAX_DIMENSION = 1 << 20
 MAX_CONTEXT = 1 << 30
+_SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 class Fields:
@@ -17,7 +17,7 @@ class Fields:
 
     def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = "") -> None:
         self.path = path
-        self._values = values
+        self.values = values
         self._prefix = prefix
 
     def error(self, reason: str) -> ModelFileError:
@@ -26,13 +26,13 @@ class Fields:
 
     def stated(self, name: str) -> Any:
         """The field's value, null as None; refuse a file that leaves it to a default."""
-        if self._prefix + name not in self._values:
+        if self._prefix + name not in self.values:
             raise self.error(f"{self._prefix}{name} is not stated")
-        return self._values[self._prefix + name]
+        return self.values[self._prefix + name]
 
     def get(self, name: str, default: Any = None) -> Any:
         """The field's value, whatever its type."""
-        value = self._values.get(self._prefix + name)
+        value = self.values.get(self._prefix + name)
         return default if value is None else value
 
     def size(self, name: str, default: int | None = None, limit: int = MAX_DIMENSION) -> int:
@@ -43,10 +43,10 @@ class Fields:
         return value
 
     def positive(self, name: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+        """A number above zero that fp32 holds with all its digits."""
         value = self.get(name, default)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= 0:
+        if not number or not _SMALLEST <= value <= _LARGEST:
             raise self.error(f"{self._prefix}{name} is {value!r}, not a positive number")
         return float(value)
 

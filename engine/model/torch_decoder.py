@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from engine.model.config import ModelConfig
 from engine.model.decoder import Indices, Logits
 from engine.model.page_groups import page_groups
 from engine.model.weights import Weights
@@ -21,12 +20,19 @@ from kernels.layout import BatchLayout, Ints
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
+    """A norm is None where the configuration has none in its place."""
+
+    rope: int
     attention_norm: torch.Tensor
     qkv: Linear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
     o: Linear
+    post_attention_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+    post_mlp_norm: torch.Tensor | None
 
 
 class TorchDecoder:
@@ -37,18 +43,13 @@ class TorchDecoder:
         self.digest = weights.digest()
         self.page_groups = page_groups(config.layer_windows)
         self._kernels = kernels
-        self._embedding = weights.tensor("embedding", (config.vocab_size, config.hidden_size))
-        self._layers = [
-            _load_layer(config, weights, kernels, f"layers.{layer}")
-            for layer in range(config.num_layers)
-        ]
-        self._norm = weights.tensor("norm", (config.hidden_size,))
-        self._head = kernels.linear(
-            self._embedding
-            if weights.tied
-            else weights.tensor("head", (config.vocab_size, config.hidden_size))
-        )
-        self._frequencies = torch.from_numpy(config.ropes[0].frequencies())
+        load = _Loader(weights, kernels)
+        table = (config.vocab_size, config.hidden_size)
+        self._embedding = load.weight("embedding", table)
+        self._layers = [load.layer(layer) for layer in range(config.num_layers)]
+        self._norm = load.vector("norm", config.hidden_size)
+        self._head = kernels.linear(self._embedding if weights.tied else load.weight("head", table))
+        self._ropes = [(torch.from_numpy(rope.frequencies()), rope.scale) for rope in config.ropes]
 
     def page_bytes(self, page_size: int) -> int:
         """See `Decoder.page_bytes`."""
@@ -73,18 +74,40 @@ class TorchDecoder:
     ) -> torch.Tensor:
         """Hidden states [N, hidden] of the batch; its keys and values are written to `pages`."""
         ops, config = self._kernels, self.config
-        angles = layout.positions.float()[:, None] * self._frequencies
-        cos, sin = angles.cos(), angles.sin()
-        scale = config.head_dim**-0.5
-        x = functional.embedding(token_ids, self._embedding)
+        rotations = [self._rotation(rope, layout) for rope in range(len(config.ropes))]
+        x = functional.embedding(token_ids, self._embedding) * config.embedding_scale
         for layer, paged in zip(self._layers, self.page_groups.layers, strict=True):
             qkv = layer.qkv(ops.rms_norm(x, layer.attention_norm, config.norm_eps))
-            ops.rotary(qkv, cos, sin, config.num_heads + config.num_kv_heads)
+            self._normalise_heads(qkv, layer)
+            ops.rotary(qkv, *rotations[layer.rope], config.num_heads + config.num_kv_heads)
             ops.store_kv(qkv, pages, paged, layout)
-            x = x + layer.o(ops.paged_attention(qkv, pages, paged, layout, scale))
+            attended = ops.paged_attention(qkv, pages, paged, layout, config.attention_scale)
+            x = x + self._normed(layer.o(attended), layer.post_attention_norm)
             gate_up = layer.gate_up(ops.rms_norm(x, layer.mlp_norm, config.norm_eps))
-            x = x + layer.down(ops.gated(gate_up, "silu"))
+            thought = layer.down(ops.gated(gate_up, config.activation))
+            x = x + self._normed(thought, layer.post_mlp_norm)
         return x
+
+    def _rotation(self, rope: int, layout: TensorLayout) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines [N, D / 2] of the batch's positions."""
+        frequencies, scale = self._ropes[rope]
+        angles = layout.positions.float()[:, None] * frequencies
+        return angles.cos() * scale, angles.sin() * scale
+
+    def _normalise_heads(self, qkv: torch.Tensor, layer: _Layer) -> None:
+        """Normalise query and key heads in place, each over its own elements."""
+        queries, shared = self.config.num_heads, self.config.num_kv_heads
+        heads = qkv.view(len(qkv), -1, self.config.head_dim)
+        for part, norm in (
+            (heads[:, :queries], layer.q_norm),
+            (heads[:, queries : queries + shared], layer.k_norm),
+        ):
+            part.copy_(self._normed(part, norm))
+
+    def _normed(self, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        if norm is None:
+            return x
+        return self._kernels.rms_norm(x, norm, self.config.norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits [M, vocabulary] of hidden states [M, hidden]."""
@@ -125,24 +148,50 @@ class TorchState:
         return computed
 
 
-def _load_layer(config: ModelConfig, weights: Weights, kernels: Kernels, name: str) -> _Layer:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query = config.num_heads * config.head_dim
-    shared = config.num_kv_heads * config.head_dim
-    qkv = (
-        weights.tensor(f"{name}.q", (query, hidden)),
-        weights.tensor(f"{name}.k", (shared, hidden)),
-        weights.tensor(f"{name}.v", (shared, hidden)),
-    )
-    gate_up = (
-        weights.tensor(f"{name}.gate", (inner, hidden)),
-        weights.tensor(f"{name}.up", (inner, hidden)),
-    )
-    return _Layer(
-        attention_norm=weights.tensor(f"{name}.attention_norm", (hidden,)),
-        qkv=kernels.linear(torch.cat(qkv)),
-        o=kernels.linear(weights.tensor(f"{name}.o", (hidden, query))),
-        mlp_norm=weights.tensor(f"{name}.mlp_norm", (hidden,)),
-        gate_up=kernels.linear(torch.cat(gate_up)),
-        down=kernels.linear(weights.tensor(f"{name}.down", (hidden, inner))),
-    )
+class _Loader:
+    """Takes weights over, one at a time, so that a model never lies in memory twice."""
+
+    def __init__(self, weights: Weights, kernels: Kernels) -> None:
+        self._weights = weights
+        self._kernels = kernels
+
+    def weight(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        """A matrix in fp32."""
+        return torch.from_numpy(self._weights.matrix(name, shape).float32())
+
+    def vector(self, name: str, length: int) -> torch.Tensor:
+        """A bias or a norm's factors."""
+        return torch.from_numpy(self._weights.vector(name, length))
+
+    def layer(self, layer: int) -> _Layer:
+        """Everything of one layer."""
+        config, name = self._weights.config, f"layers.{layer}"
+        hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
+        query, shared = config.num_heads * dim, config.num_kv_heads * dim
+        qkv = {f"{name}.q": query, f"{name}.k": shared, f"{name}.v": shared}
+        gate_up = {f"{name}.gate": inner, f"{name}.up": inner}
+
+        def optional(part: str, length: int, *, present: bool) -> torch.Tensor | None:
+            return self.vector(f"{name}.{part}", length) if present else None
+
+        return _Layer(
+            rope=config.layer_ropes[layer],
+            attention_norm=self.vector(f"{name}.attention_norm", hidden),
+            qkv=self._linear(qkv, hidden, bias=config.qkv_bias),
+            q_norm=optional("q_norm", dim, present=config.qk_norm),
+            k_norm=optional("k_norm", dim, present=config.qk_norm),
+            o=self._linear({f"{name}.o": hidden}, query, bias=config.o_bias),
+            post_attention_norm=optional("post_attention_norm", hidden, present=config.post_norms),
+            mlp_norm=self.vector(f"{name}.mlp_norm", hidden),
+            gate_up=self._linear(gate_up, hidden),
+            down=self._linear({f"{name}.down": hidden}, inner),
+            post_mlp_norm=optional("post_mlp_norm", hidden, present=config.post_norms),
+        )
+
+    def _linear(self, parts: dict[str, int], columns: int, *, bias: bool = False) -> Linear:
+        """One matrix of several, by name and rows, one below the other."""
+        weight = torch.cat([self.weight(name, (rows, columns)) for name, rows in parts.items()])
+        if not bias:
+            return self._kernels.linear(weight)
+        biases = [self.vector(f"{name}_bias", rows) for name, rows in parts.items()]
+        return self._kernels.linear(weight, torch.cat(biases))
