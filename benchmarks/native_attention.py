@@ -1,0 +1,153 @@
+"""What native paged attention takes on one core, in microseconds per call, as JSON.
+
+`python -m benchmarks.native_attention`: one layer's attention of decodes over contexts of several
+lengths, and of a prompt; the fastest of several rounds. FLOP/s count the two products alone; bytes
+are the keys and values that must be read at least once.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.cpu.attention import FULL, attention_kernel
+from kernels.cpu.library import chosen_variant, native
+from kernels.cpu.structs import Batch, Pages, address
+
+PAGE_SIZE = 16
+ROUNDS = 7
+ROUND_S = 0.05
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Heads of a model: SmolLM2's by default."""
+
+    heads: int = 9
+    kv_heads: int = 3
+    head_dim: int = 64
+
+
+SHAPES = {
+    "9 heads, 3 kv, D 64": Shape(),
+    "4 heads, 4 kv, D 64": Shape(4, 4, 64),
+    "8 heads, 2 kv, D 128": Shape(8, 2, 128),
+    "4 heads, 1 kv, D 256": Shape(4, 1, 256),
+}
+# (rows, new tokens of each, positions in the end)
+BATCHES = {
+    "decode 1 x 160": (1, 1, 160),
+    "decode 16 x 160": (16, 1, 160),
+    "decode 16 x 1024": (16, 1, 1024),
+    "decode 4 x 4096": (4, 1, 4096),
+    "prefill 512": (1, 512, 512),
+    "prefill 128 after 1024": (1, 128, 1152),
+}
+
+
+class Case:
+    """Arrays of one batch, and both kernels' calls over them."""
+
+    def __init__(self, shape: Shape, rows: int, count: int, length: int) -> None:
+        random = np.random.default_rng(0)
+        used = -(-length // PAGE_SIZE)
+        self.shape, self.count, self.length = shape, count, length
+        tables = random.permutation(rows * used).reshape(1, rows, used)
+        self.tables = tables.astype(np.int32)
+        self.positions = np.tile(np.arange(length - count, length, dtype=np.int32), rows)
+        self.rows = np.repeat(np.arange(rows, dtype=np.int32), count)
+        self.row_starts = np.arange(0, rows * count + 1, count, dtype=np.int32)
+        self.first_positions = np.full(rows, length - count, np.int32)
+        page = rows * used, shape.kv_heads
+        sizes = shape.head_dim, PAGE_SIZE
+        self.keys = random.standard_normal((*page, *sizes), np.float32)
+        self.values = random.standard_normal((*page, *sizes[::-1]), np.float32)
+        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        self.qkv = random.standard_normal((rows * count, width), np.float32)
+        self.out = np.empty((rows * count, shape.heads * shape.head_dim), np.float32)
+
+    @property
+    def flop(self) -> float:
+        """Of both products."""
+        seen = self.count * (self.length - self.count) + self.count * (self.count + 1) / 2
+        return 4 * len(self.first_positions) * seen * self.shape.heads * self.shape.head_dim
+
+    @property
+    def bytes(self) -> int:
+        """Of keys and values that are read."""
+        positions = len(self.first_positions) * self.length
+        return 8 * positions * self.shape.kv_heads * self.shape.head_dim
+
+    def native_call(self) -> Callable[[], None]:
+        library, shape = native(), self.shape
+        batch = Batch(
+            positions=address(self.positions),
+            rows=address(self.rows),
+            row_starts=address(self.row_starts),
+            first_positions=address(self.first_positions),
+            block_tables=address(self.tables),
+            num_tokens=len(self.qkv),
+            num_rows=self.tables.shape[1],
+            table_width=self.tables.shape[2],
+        )
+        pages = Pages(
+            keys=address(self.keys),
+            values=address(self.values),
+            num_kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            page_size=PAGE_SIZE,
+        )
+        self.scratch = np.empty(library.evh_attention_scratch(shape.heads, pages), np.float32)
+        items = library.evh_attention_items(batch, shape.kv_heads)
+        arguments = address(self.qkv), shape.heads, shape.head_dim**-0.5, pages, batch
+        places = address(self.out), address(self.scratch)
+        return lambda: library.evh_attention(*arguments, *places, 0, items)
+
+    def numba_call(self) -> Callable[[], None]:
+        kernel = attention_kernel(PAGE_SIZE, self.shape.head_dim, windowed=False)
+        where = self.row_starts, self.first_positions, self.tables[0]
+        scale = self.shape.head_dim**-0.5
+        return lambda: kernel(self.qkv, self.keys, self.values, *where, FULL, 1, scale, self.out)
+
+
+def fastest(calls: dict[str, Callable[[], None]]) -> dict[str, float]:
+    """Seconds a call of each takes in its fastest round; rounds take turns."""
+    repeats = {}
+    for name, call in calls.items():
+        call()
+        began = time.process_time()
+        call()
+        repeats[name] = max(1, int(ROUND_S / (time.process_time() - began)))
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            began = time.process_time()
+            for _ in range(repeats[name]):
+                call()
+            best[name] = min(best[name], (time.process_time() - began) / repeats[name])
+    return best
+
+
+def measure(case: Case) -> dict[str, float]:
+    seconds = fastest({"native": case.native_call(), "numba": case.numba_call()})
+    return {
+        "native_us": round(seconds["native"] * 1e6, 1),
+        "numba_us": round(seconds["numba"] * 1e6, 1),
+        "speedup": round(seconds["numba"] / seconds["native"], 2),
+        "gflop_s": round(case.flop / seconds["native"] / 1e9, 1),
+        "gbyte_s": round(case.bytes / seconds["native"] / 1e9, 1),
+    }
+
+
+def main() -> None:
+    results = {
+        model: {batch: measure(Case(shape, *sizes)) for batch, sizes in BATCHES.items()}
+        for model, shape in SHAPES.items()
+    }
+    print(json.dumps({"variant": chosen_variant(), "one_core": results}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

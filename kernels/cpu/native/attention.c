@@ -1,0 +1,286 @@
+/* Paged attention: keys and values are read in their pages, any mix of rows in one call.
+ *
+ * A tile is up to EVH_TILE consecutive tokens of one row; with one key/value head and the query
+ * heads that share it, it is an item of work, so that a page is read once for all of them. The
+ * softmax is computed online (Milakov and Gimelshein, 2018) over spans of whole pages that begin at
+ * multiples of a fixed number of positions. What a token adds up, and in which order, follows from
+ * its position, the window and the page size: its result has the same bits in any tile, chunk or
+ * batch. Only what it sees enters its result, so hidden slots may hold anything.
+ *
+ * Queries are counted by token, then by head: query i * shared + h is head h of the tile's token i.
+ */
+#include <float.h>
+#include <math.h>
+
+#include "kernels.h"
+#include "multiply.h"
+#include "vec_math.h"
+
+enum { SPAN_POSITIONS = 128 }; /* about so many; whole pages, one at least */
+
+/* What an item works on. */
+typedef struct {
+    const evh_pages *pages;
+    const int32_t *table; /* the row's pages */
+    int64_t kv_head;
+    int64_t shared;   /* query heads per key/value head */
+    int64_t token;    /* the tile's first token: its place in the batch, */
+    int64_t position; /* and in its sequence */
+    int64_t count;    /* tokens of the tile */
+    int64_t window;   /* positions seen, full attention's too */
+    float *queries;   /* [queries, D], times scale */
+    float *sums;      /* [queries, D]: values times weights, relative to `tops` */
+    float *scores;    /* [queries, stride]: of a span; later weights */
+    float *tops;      /* [queries]: highest score so far */
+    float *totals;    /* [queries]: of weights, relative to `tops` */
+    int64_t width;    /* positions in a span */
+    int64_t stride;   /* that, in whole vectors */
+} item;
+
+/* Indices first up to past. */
+typedef struct {
+    int64_t first;
+    int64_t past;
+} range;
+
+static int64_t min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t span_width(int64_t page_size)
+{
+    return max(1, SPAN_POSITIONS / page_size) * page_size;
+}
+
+static int64_t whole_vectors(int64_t width)
+{
+    return (width + 7) / 8 * 8;
+}
+
+/* Which of `width` positions from `base` the tile's token i sees, counted from `base`. */
+static range seen_by(const item *it, int64_t i, int64_t base, int64_t width)
+{
+    int64_t past = it->position + i + 1 - base;
+    return (range){max(0, past - it->window), min(width, past)};
+}
+
+/* Which of the tile's tokens see any of `width` positions from `base`. */
+static range tokens_seeing(const item *it, int64_t base, int64_t width)
+{
+    int64_t past = base + width - 1 + it->window - it->position;
+    return (range){max(0, base - it->position), min(it->count, past)};
+}
+
+/* Where the key/value head's part of the page that holds `position` begins. */
+static int64_t page_offset(const item *it, int64_t position)
+{
+    const evh_pages *pages = it->pages;
+    int64_t page = it->table[position / pages->page_size];
+    return (page * pages->num_kv_heads + it->kv_head) * pages->head_dim * pages->page_size;
+}
+
+static void score_page(const item *it, int64_t base, int64_t offset)
+{
+    int64_t size = it->pages->page_size, dim = it->pages->head_dim;
+    range tokens = tokens_seeing(it, base + offset, size);
+    if (tokens.first >= tokens.past)
+        return;
+    int64_t query = tokens.first * it->shared;
+    product scores = {
+        .factors = it->queries + query * dim,
+        .factor_stride = dim,
+        .matrix = it->pages->keys + page_offset(it, base + offset),
+        .matrix_stride = size,
+        .out = it->scores + query * it->stride + offset,
+        .out_stride = it->stride,
+        .rows = (tokens.past - tokens.first) * it->shared,
+        .columns = size,
+        .depth = dim,
+    };
+    multiply(&scores, false);
+}
+
+/* Scores of the positions seen become weights relative to the highest so far; what was summed
+ * relative to an earlier one is brought in line. */
+static void fold_query(const item *it, int64_t query, range seen)
+{
+    float *scores = it->scores + query * it->stride;
+    int64_t first = seen.first / 8 * 8, past = whole_vectors(seen.past);
+    for (int64_t i = first; i < seen.first; i++)
+        scores[i] = -INFINITY;
+    for (int64_t i = seen.past; i < past; i++)
+        scores[i] = -INFINITY;
+
+    f32x8 highest = f32x8_splat(it->tops[query]);
+    for (int64_t i = first; i < past; i += 8)
+        highest = f32x8_max(f32x8_load(scores + i), highest);
+    float top = f32x8_largest(highest);
+    highest = f32x8_splat(top);
+
+    f32x8 total = {0};
+    for (int64_t i = first; i < past; i += 8) {
+        f32x8 weights = f32x8_exp(f32x8_load(scores + i) - highest);
+        f32x8_store(scores + i, weights);
+        total += weights;
+    }
+    if (top > it->tops[query]) {
+        float shrink = f32x8_exp(f32x8_splat(it->tops[query]) - highest)[0];
+        float *sums = it->sums + query * it->pages->head_dim;
+        for (int64_t d = 0; d < it->pages->head_dim; d++)
+            sums[d] *= shrink;
+        it->totals[query] *= shrink;
+        it->tops[query] = top;
+    }
+    it->totals[query] += f32x8_sum(total);
+}
+
+static void fold_span(const item *it, int64_t base)
+{
+    range tokens = tokens_seeing(it, base, it->width);
+    for (int64_t i = tokens.first; i < tokens.past; i++)
+        for (int64_t h = 0; h < it->shared; h++)
+            fold_query(it, i * it->shared + h, seen_by(it, i, base, it->width));
+}
+
+/* Tokens that see the same slots of the page are computed together: all but those whose position
+ * or window's start is inside of it. */
+static void add_page(const item *it, int64_t base, int64_t offset)
+{
+    int64_t size = it->pages->page_size, dim = it->pages->head_dim;
+    range tokens = tokens_seeing(it, base + offset, size);
+    for (int64_t i = tokens.first, next; i < tokens.past; i = next) {
+        range seen = seen_by(it, i, base + offset, size);
+        for (next = i + 1; next < tokens.past; next++) {
+            range other = seen_by(it, next, base + offset, size);
+            if (other.first != seen.first || other.past != seen.past)
+                break;
+        }
+        product values = {
+            .factors = it->scores + i * it->shared * it->stride + offset + seen.first,
+            .factor_stride = it->stride,
+            .matrix = it->pages->values + page_offset(it, base + offset) + seen.first * dim,
+            .matrix_stride = dim,
+            .out = it->sums + i * it->shared * dim,
+            .out_stride = dim,
+            .rows = (next - i) * it->shared,
+            .columns = dim,
+            .depth = seen.past - seen.first,
+        };
+        multiply(&values, true);
+    }
+}
+
+static void start_item(const item *it, const float *qkv, int64_t num_heads, float scale)
+{
+    int64_t dim = it->pages->head_dim, size = it->shared * dim;
+    int64_t token_size = (num_heads + 2 * it->pages->num_kv_heads) * dim;
+    for (int64_t i = 0; i < it->count; i++) {
+        const float *heads = qkv + (it->token + i) * token_size + it->kv_head * size;
+        for (int64_t d = 0; d < size; d++) {
+            it->queries[i * size + d] = heads[d] * scale;
+            it->sums[i * size + d] = 0;
+        }
+    }
+    for (int64_t query = 0; query < it->count * it->shared; query++) {
+        it->tops[query] = -FLT_MAX;
+        it->totals[query] = 0;
+    }
+}
+
+static void attend(const item *it)
+{
+    int64_t page_size = it->pages->page_size, past = it->position + it->count;
+    int64_t first = max(0, it->position + 1 - it->window) / it->width * it->width;
+    for (int64_t base = first; base < past; base += it->width) {
+        for (int64_t offset = 0; offset < it->width; offset += page_size)
+            score_page(it, base, offset);
+        fold_span(it, base);
+        for (int64_t offset = 0; offset < it->width; offset += page_size)
+            add_page(it, base, offset);
+    }
+}
+
+static void finish_item(const item *it, int64_t num_heads, float *out)
+{
+    int64_t dim = it->pages->head_dim;
+    for (int64_t i = 0; i < it->count; i++)
+        for (int64_t h = 0; h < it->shared; h++) {
+            int64_t query = i * it->shared + h, head = it->kv_head * it->shared + h;
+            float *to = out + ((it->token + i) * num_heads + head) * dim;
+            for (int64_t d = 0; d < dim; d++)
+                to[d] = it->sums[query * dim + d] / it->totals[query];
+        }
+}
+
+/* Tiles are numbered so that a row's are found without counting those before it: row r's begin at
+ * r + row_starts[r] / EVH_TILE, which leaves each row as many numbers as it has tiles, or one more. */
+static int64_t first_tile(const evh_batch *batch, int64_t row)
+{
+    return row + batch->row_starts[row] / EVH_TILE;
+}
+
+static int64_t row_of_tile(const evh_batch *batch, int64_t tile)
+{
+    int64_t row = 0, past = batch->num_rows;
+    while (past - row > 1) {
+        int64_t middle = (row + past) / 2;
+        if (first_tile(batch, middle) <= tile)
+            row = middle;
+        else
+            past = middle;
+    }
+    return row;
+}
+
+/* Point an item at its tile's tokens; `count` is 0 or less where the number has no tile. */
+static void place(item *it, const evh_batch *batch, int64_t tile)
+{
+    int64_t row = row_of_tile(batch, tile);
+    int64_t done = (tile - first_tile(batch, row)) * EVH_TILE;
+    int64_t table = it->pages->group * batch->num_rows + row;
+    it->token = batch->row_starts[row] + done;
+    it->count = min(EVH_TILE, batch->row_starts[row + 1] - it->token);
+    it->position = batch->first_positions[row] + done;
+    it->table = batch->block_tables + table * batch->table_width;
+    it->window = it->pages->window ? it->pages->window : it->position + it->count;
+}
+
+int64_t evh_attention_items(const evh_batch *batch, int64_t num_kv_heads)
+{
+    return first_tile(batch, batch->num_rows) * num_kv_heads;
+}
+
+int64_t evh_attention_scratch(int64_t num_heads, const evh_pages *pages)
+{
+    int64_t queries = EVH_TILE * num_heads / pages->num_kv_heads;
+    int64_t stride = whole_vectors(span_width(pages->page_size));
+    return queries * (2 * pages->head_dim + stride + 2);
+}
+
+void evh_attention(const float *qkv, int64_t num_heads, float scale, const evh_pages *pages,
+                   const evh_batch *batch, float *out, float *scratch, int64_t first, int64_t past)
+{
+    int64_t kv_heads = pages->num_kv_heads, shared = num_heads / kv_heads;
+    int64_t queries = EVH_TILE * shared, width = span_width(pages->page_size);
+    item it = {.pages = pages, .shared = shared, .width = width, .stride = whole_vectors(width)};
+    it.queries = scratch;
+    it.sums = it.queries + queries * pages->head_dim;
+    it.scores = it.sums + queries * pages->head_dim;
+    it.tops = it.scores + queries * it.stride;
+    it.totals = it.tops + queries;
+    for (int64_t i = first; i < past; i++) {
+        it.kv_head = i % kv_heads;
+        place(&it, batch, i / kv_heads);
+        if (it.count <= 0)
+            continue;
+        start_item(&it, qkv, num_heads, scale);
+        attend(&it);
+        finish_item(&it, num_heads, out);
+    }
+}
