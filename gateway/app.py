@@ -7,7 +7,6 @@ the usage rows, close, return. A second signal cuts at once.
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -19,30 +18,16 @@ import uvicorn
 import uvloop
 
 from gateway.guard import App
+from gateway.listeners import Listeners, bound
 from gateway.logs import configure_logging
 from gateway.protocol import EdgeLimits, guarded_protocol
 from gateway.settings import Settings
 from gateway.wiring import Gateway, create_app
 
-__all__ = [
-    "CannotListen",
-    "Endpoints",
-    "Gateway",
-    "Listeners",
-    "bound",
-    "create_app",
-    "run",
-    "run_forever",
-]
-
 BACKLOG = 2048
 CLOSE_DEADLINE_S = 5
 # New objects before the collector looks; a request makes a few hundred, nearly all of them acyclic.
 GC_NEW_OBJECTS = 10_000
-
-
-class CannotListen(Exception):  # noqa: N818 - reads as what happened
-    """An address cannot be bound; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +61,6 @@ def run_forever(settings: Settings, **parts: Any) -> None:
     gc.freeze()  # what was imported stays for good: the collector need not walk it again
     gc.set_threshold(GC_NEW_OBJECTS, *gc.get_threshold()[1:])
     uvloop.run(run(settings, **parts))
-
-
-@dataclass(frozen=True, slots=True)
-class Listeners:
-    """Bound sockets that do not listen yet: whoever binds knows at once that an address is free."""
-
-    public: socket.socket
-    admin: socket.socket
-    local: socket.socket
-
-
-@contextlib.contextmanager
-def bound(settings: Settings) -> Iterator[Listeners]:
-    """All addresses of a gateway, bound. Raises CannotListen naming the one that cannot be."""
-    gateway = settings.gateway
-    with (
-        _tcp(gateway.host, gateway.port) as public,
-        _tcp(gateway.admin_host, gateway.admin_port) as admin,
-        _unix(settings.admin_socket) as local,
-    ):
-        yield Listeners(public, admin, local)
 
 
 async def run(
@@ -210,54 +174,6 @@ def _server(
             backlog=BACKLOG,
         )
     )
-
-
-@contextlib.contextmanager
-def _tcp(host: str, port: int) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    with bound:
-        yield bound
-
-
-@contextlib.contextmanager
-def _unix(path: Path) -> Iterator[socket.socket]:
-    """A socket of mode 0600 from its first moment; a dead gateway's is replaced."""
-    _remove_dead(path)
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)
-    try:
-        bound.bind(str(path))
-    except OSError as error:
-        bound.close()
-        raise CannotListen(f"cannot listen on {path}: {error.strerror}") from error
-    finally:
-        os.umask(mask)
-    try:
-        with bound:
-            yield bound
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def _remove_dead(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except FileNotFoundError:
-            return
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise CannotListen(f"cannot listen on {path}: {error.strerror}") from error
-    raise CannotListen(f"another gateway listens on {path}")
 
 
 def _url(bound: socket.socket) -> str:

@@ -22,11 +22,15 @@ from tenancy.datadir import DataDir, default_root
 PREFIX = "EVENHAND_"
 CONFIG_VARIABLE = "EVENHAND_CONFIG"
 # Names read by other programs of this repository; the gateway only has to know they exist.
-FOREIGN_PREFIXES = ("EVENHAND_ENGINE__", "EVENHAND_ADMIN_", "EVENHAND_TEST_")
+FOREIGN_PREFIXES = ("EVENHAND_ENGINE__", "EVENHAND_ADMIN_", "EVENHAND_TEST_", "EVENHAND_BENCH_")
 
 
 class SettingsError(Exception):
     """A setting is unknown or wrong; the message names it and never shows a secret value."""
+
+
+class ConfigurationError(Exception):
+    """The settings are right but do not make a gateway; the message says what is missing."""
 
 
 class GatewaySettings(BaseModel):

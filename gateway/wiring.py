@@ -38,7 +38,7 @@ from gateway.readings import PoolReadings, register_process
 from gateway.routes.inference import ActiveRequests, Service
 from gateway.routes.operations import Operations, operations_app, socket_app
 from gateway.routes.public import public_app
-from gateway.settings import FairnessSettings, Settings
+from gateway.settings import ConfigurationError, FairnessSettings, Settings
 from gateway.spelling import Spelling
 from gateway.state.directory import Directory
 from gateway.streaming import Upstreams
@@ -56,10 +56,6 @@ SERVICE_NAME = "evenhand-gateway"
 # Cut requests still have to be aborted in their engines and settled.
 CUT_DEADLINE_S = 15.0
 NAMESPACES_CACHED = 10_000
-
-
-class ConfigurationError(Exception):
-    """The settings do not make a gateway; the message says what is missing or wrong."""
 
 
 class Gateway:
@@ -214,7 +210,7 @@ def create_app(
     if store is None:
         store = database = Database(settings.effective_database_url)
     directory = Directory(store)
-    text = text_model or _text_model(settings)
+    text = text_model or load_tokenizer(settings)
     clients = engines or _engines(settings)
     quotas = Quotas(LimitBook(), time.monotonic)
     pool = _pool(settings, text, clients, quotas, metrics)
@@ -263,7 +259,8 @@ def create_app(
 # --- parts --------------------------------------------------------------------------------------
 
 
-def _text_model(settings: Settings) -> TextModel:
+def load_tokenizer(settings: Settings) -> TextModel:
+    """The pool's model as text sees it. Raises ConfigurationError."""
     path = settings.gateway.tokenizer
     if path is None:
         raise ConfigurationError("GATEWAY__TOKENIZER must name the model's GGUF file or folder")

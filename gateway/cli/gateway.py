@@ -1,6 +1,8 @@
 """`evenhand gateway`: the gateway alone, in front of engines that somebody else runs."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,9 +40,9 @@ def gateway(
     ] = False,
 ) -> None:
     """Answer tenants' requests with given engines. Settings: EVENHAND_* (docs/operations.md)."""
-    from gateway.app import CannotListen, Endpoints, run_forever
-    from gateway.settings import SettingsError
-    from gateway.wiring import ConfigurationError
+    from gateway.app import Endpoints, run_forever
+    from gateway.listeners import CannotListen
+    from gateway.settings import ConfigurationError, SettingsError
     from tenancy.errors import TenancyError
 
     def announce(endpoints: Endpoints) -> None:
@@ -75,14 +77,31 @@ def load_settings(
 
 
 def resolve_model(model: str, data_dir: Path | None) -> "ModelSource":
-    """The files a model option names; exits with one line where it names none."""
+    """The files a model option names, checked; exits with one line where it names none."""
     from engine.model import store
+
+    with model_exits():
+        return store.resolve(model, data_dir)
+
+
+def locate_model(model: str, data_dir: Path | None) -> "ModelSource":
+    """The same for whoever hands them to an engine, which will check them."""
+    from engine.model import store
+
+    with model_exits():
+        return store.locate(model, data_dir)
+
+
+@contextmanager
+def model_exits() -> Iterator[None]:
+    """Errors about models as exits: 2 for a name that was given wrong, 1 for all others."""
     from engine.model.download import ModelUnavailableError
+    from engine.model.store import UnknownModelError
     from engine.protocol.text.errors import ModelFileError
 
     try:
-        return store.resolve(model, data_dir)
-    except store.UnknownModelError as error:
+        yield
+    except UnknownModelError as error:
         fail(str(error), WRONG_USE)
     except (ModelUnavailableError, ModelFileError) as error:
         fail(str(error))

@@ -1,6 +1,5 @@
 """The `evenhand` command. Subcommands import what they need when they run, so `--help` is quick."""
 
-import importlib.metadata
 from typing import Annotated
 
 import typer
@@ -26,6 +25,8 @@ app.add_typer(admin.app, name="admin")
 
 def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer passes the flag by position
     if wanted:
+        import importlib.metadata
+
         typer.echo(importlib.metadata.version("evenhand"))
         raise typer.Exit
 

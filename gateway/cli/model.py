@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
+from engine.model.digest import Progress as Callback
 from engine.model.download import ModelUnavailableError
-from engine.model.download import Progress as Callback
 from engine.model.store import ModelEntry, UnknownModelError, entries
 from engine.model.store import pull as pull_model
 from gateway.cli.admin.session import WRONG_USE, fail, load_settings
@@ -56,6 +53,9 @@ def list_models(*, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([_as_json(entry) for entry in found]))
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("NAME", "SIZE", "HERE", "DESCRIPTION", box=None)
     for entry in found:
         here = "yes" if entry.path else "no"
@@ -66,6 +66,9 @@ def list_models(*, data_dir: DataDir = None, as_json: AsJson = False) -> None:
 @contextmanager
 def _progress_bar() -> Iterator[Callback | None]:
     """A bar on standard error, and nothing at all when that is not a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

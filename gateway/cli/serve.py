@@ -1,7 +1,9 @@
 """`evenhand serve`: everything on this machine, from nothing to a base URL and a key.
 
-Order matters. The engine starts first, because loading is what takes time; the first tenant is
-made last, when the gateway already answers, so that a start that fails loses no key.
+Order matters. The addresses are bound first, so that a taken port is told at once. Then the engine
+starts, and while it loads in its own process this one loads the gateway, migrates, and reads the
+tokenizer. The first tenant is made last, when the gateway already answers, so that a start that
+fails loses no key.
 """
 
 import asyncio
@@ -15,11 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.admin.session import fail
-from gateway.cli.gateway import load_settings, resolve_model
+from gateway.cli.gateway import load_settings, locate_model
 
 if TYPE_CHECKING:
     from engine.model.store import ModelSource
-    from gateway.app import Endpoints, Listeners
+    from gateway.app import Endpoints
+    from gateway.listeners import Listeners
     from gateway.settings import Settings
     from tenancy.keyring import Keyring
 
@@ -86,10 +89,9 @@ def serve(
         )
     options = {"host": host, "port": port, "admin_port": admin_port}
     try:
-        from gateway.app import CannotListen
         from gateway.cli.engine_process import EngineFailed
-        from gateway.settings import SettingsError
-        from gateway.wiring import ConfigurationError
+        from gateway.listeners import CannotListen
+        from gateway.settings import ConfigurationError, SettingsError
         from tenancy.errors import TenancyError
 
         _serve(options, data_dir, model, _announcer(as_json=as_json))
@@ -111,7 +113,7 @@ def _serve(
 ) -> None:
     import uvloop
 
-    from gateway.app import bound
+    from gateway.listeners import bound
     from tenancy.datadir import DataDir
     from tenancy.keyring import Keyring
 
@@ -123,7 +125,7 @@ def _serve(
     source = _resolve_or_pull(model, settings.data_dir)
     options["engines"] = [str(engine_socket)]
     settings = load_settings(options, source, data_dir)
-    with bound(settings) as listeners:  # first of all: a taken port is told before a model loads
+    with bound(settings) as listeners:
         uvloop.run(_run(settings, listeners, keyring, model, announce))
 
 
@@ -134,7 +136,7 @@ def _resolve_or_pull(model: str, data_dir: Path) -> "ModelSource":
     if store.is_missing(model, data_dir):
         typer.echo(f"{model} is not on this machine yet; pulling it once", err=True)
         fetch(model, data_dir)
-    return resolve_model(model, data_dir)
+    return locate_model(model, data_dir)
 
 
 async def _run(
@@ -144,19 +146,29 @@ async def _run(
     model: str,
     announce: Callable[[Started], None],
 ) -> None:
-    from gateway.app import run
     from gateway.cli.engine_process import EngineProcess
-    from migrations.runner import upgrade_async
 
     (socket,) = settings.gateway.engines
     engine = EngineProcess(Path(socket), ["--model", model, "--data-dir", str(settings.data_dir)])
     await engine.start()
     try:
+        # Loaded only now: this takes as long as the engine does, and is done beside it.
+        from gateway.app import run
+        from gateway.wiring import load_tokenizer
+        from migrations.runner import upgrade_async
+
         await upgrade_async(settings.effective_database_url)
+        text = load_tokenizer(settings)
         await engine.wait_ready()
         welcome = _Welcome(settings, keyring, announce)
         async with engine.supervised():
-            await run(settings, listeners=listeners, keyring=keyring, on_ready=welcome.begin)
+            await run(
+                settings,
+                listeners=listeners,
+                on_ready=welcome.begin,
+                keyring=keyring,
+                text_model=text,
+            )
         welcome.check()
     finally:
         await engine.stop()

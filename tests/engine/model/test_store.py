@@ -373,3 +373,14 @@ def test_progress_never_passes_its_total():
     bar.update(6)
     bar.update(6)
     assert [done for done, _, _ in seen] == [0, 8, 10]
+
+
+def test_locating_looks_at_the_size_and_leaves_the_digest_to_the_loader(shelf, data_dir):
+    path = pull(NAME, data_dir)
+    path.write_bytes(b"x" * len(CONTENT))
+    assert store.locate(NAME, data_dir) == store.ModelSource(path, NAME)
+    with pytest.raises(ModelFileError, match=r"sha256.*model pull"):
+        resolve(NAME, data_dir)
+    path.write_bytes(CONTENT[:-1])
+    with pytest.raises(ModelFileError, match=r"bytes long.*model pull"):
+        store.locate(NAME, data_dir)
