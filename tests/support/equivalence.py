@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from engine.core.batch import RunnerOutput, SampledToken, ScheduledBatch
 from engine.core.engine_core import CoreConfig, EngineCore
@@ -45,7 +45,7 @@ class Difference:
 
 
 @torch.inference_mode()
-def reference_case(model: LlamaForCausalLM, prompt: Sequence[int], num_tokens: int) -> Case:
+def reference_case(model: PreTrainedModel, prompt: Sequence[int], num_tokens: int) -> Case:
     """Greedy tokens; the logits of each from one pass over everything, without a cache."""
     model.generation_config.eos_token_id = None  # an end token ends nothing here
     greedy = GenerationConfig(max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
@@ -59,6 +59,13 @@ def reference_case(model: LlamaForCausalLM, prompt: Sequence[int], num_tokens: i
     logits = whole.logits[0].clone()
     assert not ((logits.argmax(-1) != torch.tensor(output)) & _clear(logits)).any()
     return Case(tuple(prompt), tuple(output), logits)
+
+
+@torch.inference_mode()
+def forced_case(model: PreTrainedModel, tokens: Sequence[int], num_prompt: int) -> Case:
+    """A prompt and given tokens after it, whatever the model would say; one pass over them."""
+    logits = model(torch.tensor([tokens[:-1]]), use_cache=False).logits[0, num_prompt - 1 :]
+    return Case(tuple(tokens[:num_prompt]), tuple(tokens[num_prompt:]), logits.clone())
 
 
 class TeacherForcedRunner:

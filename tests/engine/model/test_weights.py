@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from engine.model.load import load_model, open_weights
 from engine.model.names import GGUF, tensor_shapes
 from engine.protocol.text.errors import ModelFileError
-from tests.support.tiny_llama import tiny_llama, write_gguf
+from tests.support.tiny_models import tiny_llama, write_gguf
 
 
 def read(weights, name, shape):
@@ -171,7 +171,7 @@ def test_a_gguf_tensor_of_an_unserved_type_is_named(tmp_path):
 
 
 def test_an_unknown_gguf_tensor_is_named(tmp_path, monkeypatch):
-    from tests.support import tiny_llama as writer
+    from tests.support import tiny_models as writer
 
     monkeypatch.setitem(writer.GGUF_NAMES, "mlp.up_proj", "ffn_up_exps")
     write_gguf(tiny_llama(), tmp_path / "moe.gguf")

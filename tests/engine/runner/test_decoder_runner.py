@@ -10,7 +10,7 @@ from engine.core.request import Request, SamplingParams
 from engine.model.load import load_model
 from engine.runner.decoder_runner import DecoderRunner
 from engine.runner.sampler import sample
-from tests.support.tiny_llama import tiny_llama
+from tests.support.tiny_models import tiny_llama
 
 BLOCK = 16
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)

@@ -17,7 +17,7 @@ from engine.model.load import load_model
 from engine.runner.decoder_runner import DecoderRunner
 from engine.runner.sampler import candidates, process
 from tests.support.decoding import TOLERANCE, Engine, decode, distribution, every_option
-from tests.support.tiny_llama import tiny_llama
+from tests.support.tiny_models import tiny_llama
 
 BLOCK = 16
 VOCABULARY = 300

@@ -4,10 +4,8 @@ Prompts straddle pages and chunks. The full matrix on the default model is
 `tests/prove/test_model_equivalence.py`.
 """
 
-import gguf
 import numpy as np
 import pytest
-import torch
 
 from engine.core.engine_core import CoreConfig
 from engine.core.preemption import PreemptEvery
@@ -22,7 +20,7 @@ from tests.support.equivalence import (
     reference_case,
     reference_from_gguf,
 )
-from tests.support.tiny_llama import tiny_llama, write_gguf
+from tests.support.tiny_models import round_weights, tiny_llama, write_gguf
 
 BLOCK = 16
 
@@ -113,16 +111,6 @@ def test_other_shapes(overrides, tmp_path):
     reference.save_pretrained(tmp_path / "model")
     cases = [reference_case(reference, p, 6) for p in random_prompts([7, 16, 40], 300)]
     assert_equal(engine(load_model(tmp_path / "model", threads=2)).run(cases))
-
-
-def round_weights(model, quantization):
-    """Replace the matrices by what their quantised forms stand for."""
-    kind = gguf.GGMLQuantizationType[quantization]
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                stored = gguf.quants.quantize(weight.numpy(), kind)
-                weight.copy_(torch.from_numpy(gguf.quants.dequantize(stored, kind)))
 
 
 @pytest.mark.parametrize("quantization", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])

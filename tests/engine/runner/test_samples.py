@@ -11,7 +11,7 @@ from engine.core.request import SamplingParams
 from engine.model.load import load_model
 from engine.runner.decoder_runner import DecoderRunner
 from tests.support.decoding import Engine
-from tests.support.tiny_llama import tiny_llama
+from tests.support.tiny_models import tiny_llama
 
 BLOCK = 16
 NUM_TOKENS = 18  # from any prompt, over at least one block boundary

@@ -17,7 +17,7 @@ from engine.core.windows import first_needed_block
 from engine.model.load import load_model
 from engine.runner.decoder_runner import DecoderRunner
 from tests.support.equivalence import LOGIT_TOLERANCE, Comparison, reference_case
-from tests.support.tiny_llama import tiny_llama, tiny_ministral, tiny_mistral
+from tests.support.tiny_models import tiny_llama, tiny_ministral, tiny_mistral
 
 BLOCK = 5
 WINDOW = 12
