@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from kernels.api import Activation, KvPages, Linear, TensorLayout
+from kernels.draws import Draws
 from kernels.layout import PagedLayer
 
 
@@ -73,6 +74,11 @@ class ReferenceKernels:
             return functional.silu(gate) * up
         return functional.gelu(gate, approximate="tanh") * up
 
+    def sample(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """See `Kernels.sample`: sorts each row, in fp64."""
+        tokens = [_draw(row, draws, index) for index, row in enumerate(logits.double())]
+        return torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+
 
 def _slots(layout: TensorLayout, group: int, page_size: int) -> list[tuple[int, int]]:
     """(page, slot) of every token."""
@@ -82,3 +88,26 @@ def _slots(layout: TensorLayout, group: int, page_size: int) -> list[tuple[int, 
         positions = layout.positions[first:last].tolist()
         slots += [(table[p // page_size], p % page_size) for p in positions]
     return slots
+
+
+def _draw(logits: torch.Tensor, draws: Draws, row: int) -> int:
+    """One token of the logits [vocabulary] of a row."""
+    if bool(logits.isnan().all()):
+        return -1
+    logits = logits.nan_to_num(-torch.inf, torch.inf, -torch.inf)
+    top, temperature, top_k = logits.max(), float(draws.temperatures[row]), int(draws.top_ks[row])
+    if temperature <= 0 or top_k == 1:
+        return int((logits == top).nonzero()[0])
+    relative = torch.where(logits == top, 0, (logits - top) / temperature).exp()
+    weights = torch.where(relative >= float(draws.min_ps[row]), relative, 0)
+    ranked = logits.argsort(descending=True, stable=True)[: top_k if top_k > 0 else None]
+    top_p = float(draws.top_ps[row])
+    if top_p < 1:
+        reached = weights[ranked].cumsum(0)
+        ranked = ranked[: int((reached < top_p * reached[-1]).sum()) + 1]
+    kept = ranked.sort().values
+    passed = weights[kept].cumsum(0)
+    # A point just below 1 may round up to the whole, which nothing exceeds.
+    whole = passed[-1]
+    goal = torch.minimum(float(draws.points[row]) * whole, whole.nextafter(torch.zeros_like(whole)))
+    return int(kept[int((passed <= goal).sum())])

@@ -12,6 +12,9 @@ from engine.server.waiting import yield_while_waiting
 # tests of kernels and models took many times as long on a busy machine.
 yield_while_waiting()
 
+# Triton reads it when kernels are defined: tests run them in its interpreter, on the CPU.
+os.environ["TRITON_INTERPRET"] = "1"
+
 # How long an example takes says something about the machine, not about the product.
 settings.register_profile(
     "evenhand", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
