@@ -2,6 +2,7 @@
 SHELL := /bin/sh
 PYTHON ?= python3
 VENV := .venv
+PEERS := .venv-peers
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PACKAGES := engine fairness gateway kernels migrations tenancy
@@ -11,10 +12,10 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # Compute threads sleep instead of spinning while they wait: they share these cores with everybody.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help venv serve test check prove bench format lock clean
+.PHONY: help venv serve test check prove bench bench-peers format lock clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 venv: $(INSTALLED) ## .venv with everything, what the tests need included
 
@@ -48,6 +49,13 @@ prove: $(INSTALLED) ## the long and the timed claims; each prints its figure as 
 bench: $(INSTALLED) ## speed, as JSON: run it on an idle machine
 	$(BIN)/python -m benchmarks
 
+# Other engines to measure beside: in an environment of their own, so that the lock stays ours.
+bench-peers: ## install llama.cpp's server and OpenVINO GenAI beside it, for `make bench`
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip --disable-pip-version-check --quiet install \
+	  xllamacpp==2026.10.11549 openvino==2026.4.1 openvino-genai==2026.4.1.0 \
+	  openvino-tokenizers==2026.4.1.0
+
 format: $(INSTALLED) ## rewrite the sources in the house style
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix-only $(SOURCES)
@@ -58,4 +66,4 @@ lock: $(INSTALLED) ## compile requirements.lock from pyproject.toml
 	  --generate-hashes --no-emit-index-url --no-annotate --no-header --output-file requirements.lock
 
 clean: ## remove what the targets made here
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

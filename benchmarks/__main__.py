@@ -18,12 +18,14 @@ from benchmarks import (
     prefix_ttft,
     scheduler_steps,
     simulator,
+    start_up,
 )
 from engine.model.store import pull
 
 SECTIONS = {
     "engine_speed": engine_speed.run,
     "prefix_ttft": prefix_ttft.run,
+    "start_up": start_up.run,
     "gateway_overhead": gateway_overhead.run,
     "scheduler_steps": scheduler_steps.run,
     "block_hashing": block_hashing.run,

@@ -1,89 +1,80 @@
-"""Output tokens per second at 1 and 16 concurrent, beside transformers' continuous batching.
+"""Output tokens per second at 1 and 16 concurrent requests, beside the peers that are installed.
 
-Both serve the same weights in fp32, greedily: prompts of 128 tokens nobody has sent before, 64 new
-tokens each, prefill included. Ours is measured through the engine's HTTP API; the peer in process.
+All serve the same weights greedily: prompts of 128 tokens nobody has sent before, 64 new tokens
+each, prefill included. The engines take turns round by round, each stopped while it is not its
+turn, so that a drift of the machine hits all alike. Ours is asked over its HTTP API, exact and with
+8-bit activations; llama.cpp over HTTP, OpenVINO GenAI and transformers in process.
 """
 
-import asyncio
-import json
-import random
+import contextlib
 import statistics
-import subprocess
-import sys
-import time
 from pathlib import Path
 
-import aiohttp
+from benchmarks.contestants import Contestant, Start, evenhand, peers
+from benchmarks.figures import PROMPT_TOKENS, prompts, summary
 
-from benchmarks import local_engine
-
-PROMPT_TOKENS = 128
 NEW_TOKENS = 64
 CONCURRENT = (1, 16)
-ROUNDS = 5
-FIRST_ID, LAST_ID = 1_000, 40_000
+ROUNDS = 3
+# The slowest by far: more rounds of it would take longer than all others together.
+ONE_ROUND = {"transformers_generate_batch"}
 
+# Exact arithmetic is the default; 8-bit activations are what an operator may choose.
+OURS: dict[str, Start] = {
+    "evenhand": evenhand(),
+    "evenhand_int8": evenhand(EVENHAND_ENGINE__QUANTIZATION="activations-int8"),
+}
 
-def prompts(count: int, seed: int) -> list[list[int]]:
-    """Random prompts: no prefix cache can help."""
-    draw = random.Random(seed)
-    return [[draw.randint(FIRST_ID, LAST_ID) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
+Rates = dict[str, dict[int, list[float]]]
 
 
 def run(model: Path) -> dict[str, object]:
-    """Medians over rounds, and the ratio to the peer in this run."""
-    ours = _ours(model)
-    peer = _peer(model)
-    ratio = {
-        n: ours[n]["median"] / peer[n]["median"] for n in ours if peer.get(n, {}).get("median")
-    }
+    """Medians over rounds, and the ratios of ours to each peer's in this run."""
+    here, absent = peers()
+    starts: dict[str, Start] = {**OURS, **here}
+    with contextlib.ExitStack() as stack:
+        started = {name: stack.enter_context(start(model)) for name, start in starts.items()}
+        rates = _rates(started)
     return {
         "prompt_tokens": PROMPT_TOKENS,
         "new_tokens": NEW_TOKENS,
-        "output_tokens_per_s": {"evenhand": ours, "transformers_generate_batch": peer},
-        "ratio": ratio,
+        "versions": {name: one.about for name, one in started.items()},
+        "absent": absent,
+        "output_tokens_per_s": {
+            name: {str(count): summary(values) for count, values in by_count.items()}
+            for name, by_count in rates.items()
+        },
+        "ratio": _ratios(rates),
     }
 
 
-def _ours(model: Path) -> dict[str, dict[str, float]]:
-    with local_engine.engine(model) as socket:
-        return asyncio.run(_measure(socket))
-
-
-async def _measure(socket: Path) -> dict[str, dict[str, float]]:
-    figures = {}
-    async with local_engine.session(socket) as http:
-        name = await local_engine.model_id(http)
-        await local_engine.complete(http, name, prompts(1, seed=99)[0], 4)
+def _rates(started: dict[str, Contestant]) -> Rates:
+    for one in started.values():
+        with one.awake():
+            one.rate(prompts(1, seed=99), 4)
+    rates: Rates = {name: {count: [] for count in CONCURRENT} for name in started}
+    for round_ in range(ROUNDS):
         for count in CONCURRENT:
-            rates = [await _round(http, name, prompts(count, seed=r)) for r in range(ROUNDS)]
-            figures[str(count)] = summary(rates)
-    return figures
+            batch = prompts(count, seed=1_000 * count + round_)  # never a prompt seen before
+            for name, one in started.items():
+                if round_ and name in ONE_ROUND:
+                    continue
+                with one.awake():
+                    rates[name][count].append(one.rate(batch, NEW_TOKENS))
+    return rates
 
 
-async def _round(http: aiohttp.ClientSession, name: str, batch: list[list[int]]) -> float:
-    began = time.perf_counter()
-    timings = await asyncio.gather(
-        *(local_engine.complete(http, name, prompt, NEW_TOKENS) for prompt in batch)
-    )
-    return sum(t.output_tokens for t in timings) / (time.perf_counter() - began)
-
-
-def summary(values: list[float]) -> dict[str, float]:
-    """Median and range, rounded for reading."""
-    return {
-        "median": round(statistics.median(values), 2),
-        "min": round(min(values), 2),
-        "max": round(max(values), 2),
+def _ratios(rates: Rates) -> dict[str, dict[str, dict[str, float]]]:
+    """Of medians: {ours: {peer: {concurrent: ratio}}}."""
+    medians = {
+        name: {count: statistics.median(values) for count, values in by_count.items()}
+        for name, by_count in rates.items()
     }
-
-
-def _peer(model: Path) -> dict[str, dict[str, float]]:
-    """In a process of its own, so that its memory is gone before the next section."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peer_transformers", str(model)],
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    figures: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    return {
+        mine: {
+            name: {str(n): round(medians[mine][n] / medians[name][n], 2) for n in CONCURRENT}
+            for name in rates
+            if name not in OURS
+        }
+        for mine in OURS
+    }

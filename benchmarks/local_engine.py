@@ -18,21 +18,34 @@ import aiohttp
 SALT = "B" * 43
 
 
+@dataclass(frozen=True)
+class LocalEngine:
+    """A running engine: where it listens, and its process."""
+
+    socket: Path
+    process: subprocess.Popen[bytes]
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """This process's environment without settings of its own, plus those given."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("EVENHAND_", "OTEL_"))}
+    return kept | settings
+
+
 @contextlib.contextmanager
-def engine(model: Path) -> Iterator[Path]:
-    """Start `evenhand engine`; yield its socket once it answers."""
+def engine(model: Path, **settings: str) -> Iterator[LocalEngine]:
+    """Start `evenhand engine` with these variables; it answers when it is yielded."""
     with tempfile.TemporaryDirectory() as folder:
         socket = Path(folder) / "engine.sock"
         command = [sys.executable, "-m", "gateway.cli.main", "engine"]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("OTEL_")}
         process = subprocess.Popen(
             [*command, "--uds", str(socket), "--model", str(model)],
-            env=environment,
+            env=environment(**settings),
             stdout=subprocess.DEVNULL,
         )
         try:
             asyncio.run(_until_healthy(socket, process))
-            yield socket
+            yield LocalEngine(socket, process)
         finally:
             process.terminate()
             process.wait(60)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import local_engine
-from benchmarks.engine_speed import FIRST_ID, LAST_ID, summary
+from benchmarks.figures import FIRST_ID, LAST_ID, summary
 from engine.core.batch import ScheduledBatch, ScheduledRow
 from engine.core.request import SamplingParams
 from engine.model.load import load_model
@@ -26,8 +26,8 @@ CHUNK = 512
 
 def run(model: Path) -> dict[str, object]:
     """Each round has a prefix of its own: cold once, then warm with another suffix."""
-    with local_engine.engine(model) as socket:
-        times = asyncio.run(_measure(socket))
+    with local_engine.engine(model) as engine:
+        times = asyncio.run(_measure(engine.socket))
     return times | {"largest_logit_difference_warm_to_cold": _logit_difference(model)}
 
 

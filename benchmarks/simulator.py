@@ -9,7 +9,7 @@ from pathlib import Path
 
 from numpy.random import default_rng
 
-from benchmarks.engine_speed import summary
+from benchmarks.figures import summary
 from engine.sim.job import Job, Streams
 from engine.sim.presets import PRESETS
 from engine.sim.replica import Replica
