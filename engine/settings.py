@@ -1,6 +1,6 @@
 """How one engine runs, as a frozen value read from `EVENHAND_ENGINE__*`; other names are errors."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -11,8 +11,9 @@ GIB = 1 << 30
 class EngineSettings(BaseModel):
     """What an operator may choose about one engine process. The defaults suit a laptop's CPU.
 
-    `num_kv_blocks` wins over `kv_memory`; `threads` None lets the runner decide;
-    `max_model_len` None is the model's own context length.
+    `num_kv_blocks` wins over `kv_memory`; `threads` None are the cores that
+    the process has; `max_model_len` None is the model's own context length. `quantization` trades
+    exactness for speed on a CPU with AVX2.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,6 +30,7 @@ class EngineSettings(BaseModel):
     long_prefill_token_threshold: int = Field(default=0, ge=0)
     prefix_cache: bool = True
     threads: int | None = Field(default=None, ge=1, le=1024)
+    quantization: Literal["none", "activations-int8"] = "none"
     max_model_len: int | None = Field(default=None, ge=2)
     drain_deadline_s: float = Field(default=30.0, ge=0.0)
     write_deadline_s: float = Field(default=30.0, gt=0.0)

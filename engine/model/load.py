@@ -1,27 +1,51 @@
-"""Loads a model that `engine.model.store` resolved: a GGUF file or a safetensors folder."""
+"""Loads a model that `engine.model.store` resolved: a GGUF file or a safetensors folder.
 
-import os
+On a CPU by the native kernels, without torch. Where they could not be compiled torch computes
+instead, slowly, and the log says so.
+"""
+
+import logging
 from pathlib import Path
+from typing import Literal
 
-import torch
-
-from engine.model.torch_decoder import TorchDecoder
+from engine.model.decoder import Decoder
+from engine.model.native import NativeDecoder, Quantization
 from engine.model.weights import GgufWeights, SafetensorsWeights, Weights
-from kernels.cpu.ops import CpuKernels
+from kernels.cpu.library import KernelsUnavailableError
+from kernels.cpu.team import available_cores
 
+log = logging.getLogger(__name__)
+
+Device = Literal["cpu"]
 _DTYPES = ("auto", "float32")
 
 
-def load_model(path: Path, dtype: str = "auto", threads: int | None = None) -> TorchDecoder:
-    """Read and pre-pack the weights for the CPU; `threads` defaults to the processor's cores.
+def load_model(
+    path: Path,
+    dtype: str = "auto",
+    threads: int | None = None,
+    quantization: Quantization = "none",
+    device: Device = "cpu",
+) -> Decoder:
+    """Read and pack the weights for a device; `threads` defaults to the cores this process has.
 
-    Raises ModelFileError for a file we cannot serve, ValueError for another dtype than float32.
+    Raises ModelFileError for a file we cannot serve, ValueError for what the device cannot do.
     """
+    if device != "cpu":
+        raise ValueError(f"device {device!r} is not supported; supported: cpu")
     if dtype not in _DTYPES:
         raise ValueError(f"dtype {dtype!r} is not supported on the CPU; supported: float32")
-    kernels = CpuKernels(threads or available_cores())
-    with torch.inference_mode():
-        return TorchDecoder(open_weights(path), kernels)
+    weights = open_weights(path)
+    threads = threads or available_cores()
+    try:
+        return NativeDecoder(weights, threads, quantization)
+    except KernelsUnavailableError as error:
+        if quantization != "none":
+            raise ValueError(f"quantization {quantization!r} is not possible: {error}") from error
+        log.warning(
+            "SLOW: torch computes instead of the native kernels, many times slower: %s", error
+        )
+        return _torch_decoder(weights, threads)
 
 
 def open_weights(path: Path) -> Weights:
@@ -29,8 +53,11 @@ def open_weights(path: Path) -> Weights:
     return SafetensorsWeights(path) if path.is_dir() else GgufWeights(path)
 
 
-def available_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _torch_decoder(weights: Weights, threads: int) -> Decoder:
+    import torch
+
+    from engine.model.torch_decoder import TorchDecoder
+    from kernels.reference import ReferenceKernels
+
+    torch.set_num_threads(threads)
+    return TorchDecoder(weights, ReferenceKernels())

@@ -1,6 +1,5 @@
 """Puts an engine together from a runner, a text model and its sizes; loads nothing itself."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from starlette.types import ASGIApp
@@ -38,12 +37,8 @@ def assemble(
     write_deadline_s: float = 30.0,
     telemetry: TelemetrySettings | None = None,
     preemption: PreemptionPolicy | None = None,
-    prepare_thread: Callable[[], None] = lambda: None,
 ) -> Engine:
-    """Wire the parts; `preemption` is for tests that force it. Raises TelemetryError.
-
-    `prepare_thread` runs first on the engine thread.
-    """
+    """Wire the parts; `preemption` is for tests that force it. Raises TelemetryError."""
     registry = Registry()
     exported = process_telemetry.setup(SERVICE_NAME, registry, telemetry)
     metrics = EngineMetrics(registry)
@@ -58,7 +53,6 @@ def assemble(
         metrics,
         on_ended=spans.record,
         preemption=preemption,
-        prepare_thread=prepare_thread,
     )
     limits = Limits(
         max_model_len=config.max_sequence_tokens,

@@ -68,8 +68,7 @@ class EngineLoop:
 
     `start`, `submit`, `abort`, `fail_all` and `stop` are called on the event loop's thread;
     `config`, `snapshot` and `alive` may be read anywhere. `on_ended` is told on the event loop
-    about every request that entered the core, however it ended. `prepare_thread` runs first on the
-    thread itself, for libraries that keep settings per thread.
+    about every request that entered the core, however it ended.
     """
 
     def __init__(
@@ -80,14 +79,12 @@ class EngineLoop:
         *,
         on_ended: Callable[[Ended], None] = lambda _: None,
         preemption: PreemptionPolicy | None = None,
-        prepare_thread: Callable[[], None] = lambda: None,
     ) -> None:
         self.config = config
         self._runner = TimedRunner(runner)
         self._core = EngineCore(config, self._runner, preemption)
         self._metrics = metrics
         self._on_ended = on_ended
-        self._prepare_thread = prepare_thread
         self._live = LiveRequests(self._core, metrics)
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
@@ -176,7 +173,6 @@ class EngineLoop:
     def _run(self) -> None:
         last_words: Exception = EngineDead()
         try:
-            self._prepare_thread()
             while not self._stopping:
                 self._wait_for_work()
                 self._turn()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from engine.core.engine_core import CoreConfig
-from engine.model.load import available_cores, load_model
+from engine.model.load import load_model
 from engine.model.store import ModelSource
 from engine.protocol.telemetry import TelemetrySettings
 from engine.protocol.text.errors import ModelFileError
@@ -17,7 +17,6 @@ from engine.server.assembly import Engine, assemble
 from engine.server.listen import Address, bound
 from engine.server.serving import EngineServer
 from engine.settings import EngineSettings
-from kernels.cpu.jit import set_kernel_threads
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +81,7 @@ def core_config(
 
 def _load(settings: EngineSettings, source: ModelSource) -> Engine:
     text = load_text_model(source.path, source.model_id)
-    threads = settings.threads or available_cores()
-    model = load_model(source.path, threads=threads)
+    model = load_model(source.path, threads=settings.threads, quantization=settings.quantization)
     _require_rows(source, text, model.config.vocab_size)
     num_blocks = settings.num_kv_blocks or DecoderRunner.num_blocks_for(
         model, settings.kv_memory, settings.block_size
@@ -110,8 +108,6 @@ def _load(settings: EngineSettings, source: ModelSource) -> Engine:
         text,
         config,
         write_deadline_s=settings.write_deadline_s,
-        # numba keeps its thread count per thread, and this is not the one that runs the kernels.
-        prepare_thread=lambda: set_kernel_threads(threads),
         telemetry=TelemetrySettings(version=importlib.metadata.version("evenhand")),
     )
 

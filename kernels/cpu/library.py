@@ -16,12 +16,19 @@ VARIABLE: Final = "EVENHAND_CPU_KERNELS"
 
 
 class KernelsUnavailableError(Exception):
-    """There is no native library to use: one sentence says why and what to do."""
+    """No native library was compiled: one sentence says why and what to do."""
+
+
+class StaleKernelsError(Exception):
+    """The native library is not of the sources beside it, and would compute something else."""
 
 
 @functools.cache
 def native() -> ctypes.CDLL:
-    """The library of `chosen_variant`; loaded once a process. Raises KernelsUnavailableError."""
+    """The library of `chosen_variant`; loaded once a process.
+
+    Raises KernelsUnavailableError, StaleKernelsError, ValueError for a word that is no choice.
+    """
     return _load(chosen_variant())
 
 
@@ -29,7 +36,7 @@ def chosen_variant() -> str:
     """`plain` or `avx2`: what the environment asks for, or the best one for this processor."""
     wanted = os.environ.get(VARIABLE, "auto")
     if wanted not in {"auto", "plain"}:
-        raise KernelsUnavailableError(f"{VARIABLE} is {wanted!r}, neither 'auto' nor 'plain'")
+        raise ValueError(f"{VARIABLE} is {wanted!r}, neither 'auto' nor 'plain'")
     fast = wanted == "auto" and "avx2" in variants() and _load("plain").evh_runs_avx2()
     return "avx2" if fast else "plain"
 
@@ -46,7 +53,7 @@ def _load(variant: str) -> ctypes.CDLL:
         ) from error
     declare(library)
     if library.evh_source_digest().decode() != source_digest():
-        raise KernelsUnavailableError(
+        raise StaleKernelsError(
             f"{path.name} is older than its sources: run `python -m kernels.cpu.build`"
         )
     return library

@@ -281,9 +281,6 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 def declare(library: ctypes.CDLL) -> None:
     """Give every function of the library its types, so that a wrong argument is a Python error."""
     for name, (result, arguments) in FUNCTIONS.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError:  # not written yet
-            continue
+        function = getattr(library, name)
         function.restype = result
         function.argtypes = arguments
