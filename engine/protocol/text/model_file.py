@@ -9,12 +9,18 @@ import hashlib
 import os
 import stat
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
 from engine.protocol.text.errors import ModelFileError
 
 _HASHED_AT_ONCE: Final = 1 << 20
+
+_Stamp = tuple[int, int, int, int, int]
+# Digests by what tells a file from others and from itself before a change. Gigabytes take seconds,
+# and what the store compares with a pinned digest the loader asks for again.
+_digests: Final[dict[_Stamp, bytes]] = {}
 
 
 class ModelFile:
@@ -56,15 +62,33 @@ class ModelFile:
             rest = rest[count:]
             offset += count
 
-    def sha256(self) -> bytes:
-        """The digest of its first `size` bytes; raises ModelFileError."""
+    def sha256(self, progress: Callable[[int], object] = lambda _done: None) -> bytes:
+        """The digest of its first `size` bytes; raises ModelFileError.
+
+        Computed once in a process while the file is not changed; `progress` gets the bytes done.
+        """
+        stamp = self._stamp()
+        known = _digests.get(stamp)
+        if known is not None:
+            return known
+        digest = self._computed_sha256(progress)
+        if self._stamp() == stamp:
+            _digests[stamp] = digest
+        return digest
+
+    def _computed_sha256(self, progress: Callable[[int], object]) -> bytes:
         total = hashlib.sha256()
         buffer = memoryview(bytearray(min(self.size, _HASHED_AT_ONCE)))
         for at in range(0, self.size, _HASHED_AT_ONCE):
             piece = buffer[: min(_HASHED_AT_ONCE, self.size - at)]
             self.read_into(at, piece)
             total.update(piece)
+            progress(at + len(piece))
         return total.digest()
+
+    def _stamp(self) -> _Stamp:
+        status = os.fstat(self._number)
+        return status.st_dev, status.st_ino, self.size, status.st_mtime_ns, status.st_ctime_ns
 
     def close(self) -> None:
         """Let go of the file."""
