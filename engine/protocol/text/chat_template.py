@@ -1,106 +1,97 @@
-"""Renders a model's own chat template in a sandbox; a template is never taken from a client."""
+"""Renders a model's own chat template, in bounded time; a template never comes from a client.
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Final, NoReturn
+A template is code that came with a model's files, and runs for every request of that model. So we
+evaluate it ourselves, and nothing in it reaches Python; and every conversation has a budget of work
+that grows with its size, whatever its template tries to do with it.
+"""
 
-from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from engine.protocol.errors import InvalidRequest
+from engine.protocol.text.template.program import InvalidTemplateError, Program
+from engine.protocol.text.template.work import (
+    RefusalError,
+    TemplateError,
+    TooMuchWorkError,
+    Work,
+)
 
 _MAX_OUTPUT: Final = 8 << 20  # characters: four times the largest body a gateway accepts
 _MAX_REFUSAL: Final = 200
+# Real templates take 20 to 100 units a message and one for 10 characters. A unit is at most about
+# a microsecond, so a hostile one keeps a short request for a tenth of a second.
+_UNITS: Final = 100_000
+_UNITS_PER_MESSAGE: Final = 500
+_CHARACTERS_PER_UNIT: Final = 2
+_MAX_UNITS: Final = 4_000_000
+
+# What a template can make Python raise: wrong arguments, a division by zero, deep nesting.
+_FAULTS: Final = (TemplateError, ArithmeticError, TypeError, ValueError, RecursionError)
+
+# The shortest conversation; its text is a private-use character, which no template writes.
+PROBE: Final = ({"role": "user", "content": "\uf8ff"},)
 
 
-class TemplateSyntaxInvalidError(ValueError):
-    """The model's chat template cannot be compiled."""
-
-
-class _RefusalError(TemplateError):
-    """The template called `raise_exception`: these messages are not what it is for."""
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox, in which no single operator can make a text explode."""
-
-    intercepted_binops = frozenset({"*", "**", "%"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if not all(isinstance(value, (int, float)) for value in (left, right)):
-            raise SecurityError(f"a template may apply {operator} to numbers only")
-        if operator == "**":
-            raise SecurityError("a template may not raise to a power")
-        return super().call_binop(context, operator, left, right)
+class _TooCostly(InvalidRequest):
+    def __init__(self) -> None:
+        super().__init__(
+            "The model's chat template takes too much work to render these messages.",
+            param="messages",
+        )
 
 
 class ChatTemplate:
     """A compiled template with the special tokens it may name. Safe to share between threads."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile `source`; raises TemplateSyntaxInvalidError."""
-        environment = _Sandbox(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
-            optimized=False,  # the optimizer would run a hostile constant while compiling
-        )
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        environment.globals.pop("lipsum")
-        environment.filters["tojson"] = _tojson
-        try:
-            self._template = environment.from_string(source)
-        except TemplateError as error:
-            raise TemplateSyntaxInvalidError(
-                f"its chat template cannot be compiled: {error.message}"
-            ) from error
-        # Every rendering walks them, which is slow through the chain of maps that Jinja makes.
-        self._template.globals = dict(self._template.globals)
+        """Compile `source`, and try it on the shortest conversation.
+
+        Raises InvalidTemplateError: it cannot be compiled, or does not come to an end.
+        """
+        self._program = Program(source)
         self.source = source
         self._special_tokens = dict(special_tokens)
+        try:
+            self.render(PROBE)
+        except _TooCostly as error:
+            raise InvalidTemplateError("takes too much work for a short conversation") from error
+        except InvalidRequest:  # it wants another conversation than the shortest
+            return
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt, ending where the assistant is to speak; raises InvalidRequest."""
-        pieces = self._template.generate(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
+        names = {
+            "messages": [dict(message) for message in messages],
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
             **self._special_tokens,
-        )
+        }
         try:
-            return "".join(_capped(pieces))
-        except _RefusalError as error:
+            pieces = self._program.run(names, Work(_allowance(messages)))
+        except RefusalError as error:
             reason = str(error)[:_MAX_REFUSAL]
             raise InvalidRequest(
                 f"The model's chat template refuses these messages: {reason}", param="messages"
             ) from error
-        except Exception as error:  # template code is not ours: whatever it raises is a refusal
-            raise InvalidRequest(
-                "The model's chat template cannot render these messages.", param="messages"
-            ) from error
+        except TooMuchWorkError as error:
+            raise _TooCostly from error
+        except _FAULTS as error:
+            raise _cannot_render() from error
+        if sum(map(len, pieces)) > _MAX_OUTPUT:
+            raise _cannot_render()
+        return "".join(pieces)
 
 
-def _capped(pieces: Iterator[str]) -> Iterator[str]:
-    length = 0
-    for piece in pieces:
-        length += len(piece)
-        if length > _MAX_OUTPUT:
-            raise SecurityError("the output of a template is too long")
-        yield piece
+def _allowance(messages: Sequence[Mapping[str, str]]) -> int:
+    """The units of work that a conversation of this size may take."""
+    characters = sum(len(text) for message in messages for text in message.values())
+    units = _UNITS + _UNITS_PER_MESSAGE * len(messages) + characters // _CHARACTERS_PER_UNIT
+    return min(units, _MAX_UNITS)
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise _RefusalError(message)
-
-
-def _strftime_now(form: str) -> str:
-    # Local time, as the reference implementation has it.
-    return datetime.now().astimezone().strftime(form)
-
-
-def _tojson(value: Any, indent: int | None = None) -> str:
-    # Jinja's own escapes HTML, which is not what models were trained on.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _cannot_render() -> InvalidRequest:
+    return InvalidRequest(
+        "The model's chat template cannot render these messages.", param="messages"
+    )

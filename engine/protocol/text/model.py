@@ -12,12 +12,13 @@ from typing import Any, Final
 from engine.protocol.errors import InvalidRequest
 from engine.protocol.requests import Message
 from engine.protocol.text import gguf_vocabulary, hf_vocabulary
-from engine.protocol.text.chat_template import ChatTemplate, TemplateSyntaxInvalidError
+from engine.protocol.text.chat_template import PROBE, ChatTemplate
 from engine.protocol.text.detokenizer import Detokenizer
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.gguf import GgufFile
 from engine.protocol.text.json_file import read_json
 from engine.protocol.text.metadata import Metadata
+from engine.protocol.text.template.program import InvalidTemplateError
 from engine.protocol.text.tokenizer import TextTokenizer, unused_character
 
 # Control tokens that end an answer under these names, whatever else the file declares.
@@ -37,8 +38,6 @@ _END_NAMES: Final = frozenset(
 )
 _TEMPLATE_FILE: Final = "chat_template.jinja"
 _MAX_TEMPLATE_BYTES: Final = 1 << 20
-# The shortest conversation; its text is a private-use character, which no template writes.
-_PROBE: Final = ({"role": "user", "content": "\uf8ff"},)
 
 
 @dataclass(frozen=True)
@@ -104,11 +103,11 @@ class TextModel:
     def _template_parts(self) -> Mapping[str, tuple[int, ...]]:
         """What the template says by itself, encoded once: no part holds a client's text."""
         try:
-            rendered = self.template.render(_PROBE) if self.template is not None else ""
+            rendered = self.template.render(PROBE) if self.template is not None else ""
         except InvalidRequest:  # it wants another conversation than the shortest
             return {}
         parts = self.tokenizer.inner_parts(rendered)
-        return {part: ids for part, ids in parts.items() if _PROBE[0]["content"] not in part}
+        return {part: ids for part, ids in parts.items() if PROBE[0]["content"] not in part}
 
     def word_ids(self, word: str) -> tuple[tuple[int, ...], ...]:
         """The token sequences that spell `word` in the middle of a text and after a space.
@@ -239,5 +238,5 @@ def _template(path: Path, source: str, special: Mapping[str, str]) -> ChatTempla
         return None
     try:
         return ChatTemplate(source, special)
-    except TemplateSyntaxInvalidError as error:
-        raise ModelFileError(path, str(error)) from error
+    except InvalidTemplateError as error:
+        raise ModelFileError(path, f"its chat template {error}") from error
