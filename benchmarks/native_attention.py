@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.cpu.attention import FULL, attention_kernel
 from kernels.cpu.library import chosen_variant, native
 from kernels.cpu.structs import Batch, Pages, address
 
@@ -105,39 +104,28 @@ class Case:
         places = address(self.out), address(self.scratch)
         return lambda: library.evh_attention(*arguments, *places, 0, items)
 
-    def numba_call(self) -> Callable[[], None]:
-        kernel = attention_kernel(PAGE_SIZE, self.shape.head_dim, windowed=False)
-        where = self.row_starts, self.first_positions, self.tables[0]
-        scale = self.shape.head_dim**-0.5
-        return lambda: kernel(self.qkv, self.keys, self.values, *where, FULL, 1, scale, self.out)
 
-
-def fastest(calls: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Seconds a call of each takes in its fastest round; rounds take turns."""
-    repeats = {}
-    for name, call in calls.items():
-        call()
-        began = time.process_time()
-        call()
-        repeats[name] = max(1, int(ROUND_S / (time.process_time() - began)))
-    best = dict.fromkeys(calls, float("inf"))
+def fastest(call: Callable[[], None]) -> float:
+    """Seconds a call takes in its fastest round."""
+    call()
+    began = time.process_time()
+    call()
+    repeats = max(1, int(ROUND_S / (time.process_time() - began)))
+    best = float("inf")
     for _ in range(ROUNDS):
-        for name, call in calls.items():
-            began = time.process_time()
-            for _ in range(repeats[name]):
-                call()
-            best[name] = min(best[name], (time.process_time() - began) / repeats[name])
+        began = time.process_time()
+        for _ in range(repeats):
+            call()
+        best = min(best, (time.process_time() - began) / repeats)
     return best
 
 
 def measure(case: Case) -> dict[str, float]:
-    seconds = fastest({"native": case.native_call(), "numba": case.numba_call()})
+    seconds = fastest(case.native_call())
     return {
-        "native_us": round(seconds["native"] * 1e6, 1),
-        "numba_us": round(seconds["numba"] * 1e6, 1),
-        "speedup": round(seconds["numba"] / seconds["native"], 2),
-        "gflop_s": round(case.flop / seconds["native"] / 1e9, 1),
-        "gbyte_s": round(case.bytes / seconds["native"] / 1e9, 1),
+        "us": round(seconds * 1e6, 1),
+        "gflop_s": round(case.flop / seconds / 1e9, 1),
+        "gbyte_s": round(case.bytes / seconds / 1e9, 1),
     }
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from engine.core.batch import ScheduledBatch, ScheduledRow
 from engine.core.request import SamplingParams
-from engine.model.load import available_cores, load_model
+from engine.model.load import load_model
 from engine.runner.decoder_runner import DecoderRunner
-from kernels.cpu.jit import set_kernel_threads
+from kernels.cpu.team import available_cores
 
 BLOCK_SIZE = 16
 DECODE_ROWS = (1, 2, 4, 8, 16)
@@ -63,7 +63,6 @@ def measure(model: Path) -> list[dict[str, float]]:
     """The table. Rounds go over all batches in turn, so a busy moment does not hit only one."""
     threads = available_cores()
     runner = DecoderRunner(load_model(model, threads=threads), NUM_BLOCKS, BLOCK_SIZE, 16, 512)
-    set_kernel_threads(threads)
     shapes = list(batches())
     seconds: dict[tuple[int, int, int], list[float]] = {shape: [] for shape in shapes}
     for done in range(-1, ROUNDS):

@@ -42,6 +42,18 @@ def test_the_protocol_loads_no_torch(module):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+def test_an_engine_for_a_cpu_loads_no_torch():
+    code = (
+        "import sys, engine.server.main; "
+        "heavy = {'torch', 'triton', 'numba', 'transformers'} & set(sys.modules); "
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_admin_cli_loads_neither_torch_nor_a_web_framework():
     code = (
         "import sys, gateway.cli.main; "

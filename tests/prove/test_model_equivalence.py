@@ -16,9 +16,10 @@ import torch
 from engine.core.engine_core import CoreConfig
 from engine.core.preemption import PreemptEvery
 from engine.core.request import SamplingParams
-from engine.model.load import available_cores, load_model
+from engine.model.load import load_model
 from engine.protocol.text.model import load_text_model
 from engine.runner.decoder_runner import DecoderRunner
+from kernels.cpu.team import available_cores
 from tests.support.decoding import TOLERANCE, Engine, decode, every_option
 from tests.support.equivalence import (
     LOGIT_TOLERANCE,
