@@ -7,7 +7,6 @@ programs a multiprocessor. Prefill: 128 rows of products where their sums fit in
 program. A tile is smaller for fp32, whose products are taken without tensor cores.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -153,17 +152,17 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def typical_shapes() -> Iterator[AttentionShape]:
-    """Shapes of known models and of their like, for ahead-of-time compilation."""
-    half, brain, full = torch.float16, torch.bfloat16, torch.float32
-    yield AttentionShape(half, 32, 8, 128, 16)  # Llama 3 8B, Mistral 7B, Qwen 3 8B
-    yield AttentionShape(brain, 32, 8, 128, 32)
-    yield AttentionShape(brain, 28, 4, 128, 16)  # Qwen 2.5 7B
-    yield AttentionShape(half, 9, 3, 64, 16)  # SmolLM2 135M
-    yield AttentionShape(brain, 14, 2, 64, 32)  # Qwen 2.5 0.5B
-    yield AttentionShape(brain, 4, 1, 256, 16)  # Gemma 3 270M, 1B
-    yield AttentionShape(half, 16, 8, 256, 32)  # Gemma 3 12B
-    yield AttentionShape(half, 32, 32, 80, 16)  # every head its own keys and values
-    yield AttentionShape(full, 9, 3, 64, 16)
-    yield AttentionShape(full, 32, 8, 128, 16)
-    yield AttentionShape(full, 4, 1, 256, 16)
+TYPICAL_SHAPES = (
+    AttentionShape(torch.float16, 32, 8, 128, 16),  # Llama 3 8B, Mistral 7B, Qwen 3 8B
+    AttentionShape(torch.bfloat16, 28, 4, 128, 32),  # Qwen 2.5 7B
+    AttentionShape(torch.bfloat16, 14, 2, 64, 16),  # Qwen 2.5 0.5B
+    AttentionShape(torch.float16, 9, 3, 64, 32),  # SmolLM2 135M
+    AttentionShape(torch.bfloat16, 4, 1, 256, 16),  # Gemma 3 270M and 1B
+    AttentionShape(torch.float16, 16, 8, 256, 32),  # Gemma 3 12B
+    AttentionShape(torch.float16, 32, 32, 80, 16),  # every query head with keys of its own
+    AttentionShape(torch.float32, 9, 3, 64, 16),
+)
+"""Shapes of known models and of their like, for ahead-of-time compilation."""
+
+ONE_SHAPE_A_HEAD_SIZE = tuple({shape.padded_dim: shape for shape in TYPICAL_SHAPES[:-1]}.values())
+"""For kernels of which the other sizes change little."""

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.api import KvPages
-from kernels.triton.attention_shape import typical_shapes
+from kernels.triton.attention_shape import ONE_SHAPE_A_HEAD_SIZE
 from kernels.triton.jit import Launch, Signature, kernel
 
 _BLOCK = 2048
@@ -102,5 +102,5 @@ def signatures() -> list[Signature]:
             _launch(shape.kv_heads * shape.head_dim * shape.page_size),
             aligned=pointers,
         )
-        for shape in typical_shapes()
+        for shape in ONE_SHAPE_A_HEAD_SIZE
     ]

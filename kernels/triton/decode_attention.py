@@ -22,9 +22,10 @@ from kernels.triton.attention_shape import (
     LOG2_E,
     MAX_SPLITS,
     NO_WINDOW,
+    ONE_SHAPE_A_HEAD_SIZE,
+    TYPICAL_SHAPES,
     AttentionShape,
     decode_launch,
-    typical_shapes,
 )
 from kernels.triton.jit import Launch, Signature, kernel
 from kernels.triton.paged_tile import LOWEST, fold, load_keys, load_values, tile_pages
@@ -190,35 +191,35 @@ def _combine(shape: AttentionShape) -> Launch:
 
 def signatures() -> list[Signature]:
     """For ahead-of-time compilation."""
-    found = []
-    for shape in typical_shapes():
-        pointer = f"*{shape.type_name}"
-        types = {
-            **dict.fromkeys(("qkv", "keys", "values", "out"), pointer),
-            **dict.fromkeys(("table", "row_starts", "first_positions"), "*i32"),
-            **dict.fromkeys(("partial", "log_sums"), "*fp32"),
-            "scale": "fp32",
-            **dict.fromkeys(("window", "table_width", "num_splits"), "i32"),
-        }
-        found += [
-            Signature(
-                f"decode_attention {shape.name}",
-                decode_attention_kernel,
-                types,
-                decode_launch(shape),
-                aligned=("qkv", "keys", "values", "out", "partial", "log_sums"),
-            ),
-            Signature(
-                f"combine_splits {shape.name}",
-                combine_splits_kernel,
-                {
-                    **dict.fromkeys(("partial", "log_sums"), "*fp32"),
-                    "row_starts": "*i32",
-                    "out": pointer,
-                    "num_splits": "i32",
-                },
-                _combine(shape),
-                aligned=("partial", "log_sums", "out"),
-            ),
-        ]
-    return found
+    attention = [
+        Signature(
+            f"decode_attention {shape.name}",
+            decode_attention_kernel,
+            {
+                **dict.fromkeys(("qkv", "keys", "values", "out"), f"*{shape.type_name}"),
+                **dict.fromkeys(("table", "row_starts", "first_positions"), "*i32"),
+                **dict.fromkeys(("partial", "log_sums"), "*fp32"),
+                "scale": "fp32",
+                **dict.fromkeys(("window", "table_width", "num_splits"), "i32"),
+            },
+            decode_launch(shape),
+            aligned=("qkv", "keys", "values", "out", "partial", "log_sums"),
+        )
+        for shape in TYPICAL_SHAPES
+    ]
+    combination = [
+        Signature(
+            f"combine_splits {shape.name}",
+            combine_splits_kernel,
+            {
+                **dict.fromkeys(("partial", "log_sums"), "*fp32"),
+                "row_starts": "*i32",
+                "out": f"*{shape.type_name}",
+                "num_splits": "i32",
+            },
+            _combine(shape),
+            aligned=("partial", "log_sums", "out"),
+        )
+        for shape in ONE_SHAPE_A_HEAD_SIZE
+    ]
+    return attention + combination

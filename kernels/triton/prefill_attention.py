@@ -25,9 +25,9 @@ from kernels.layout import PagedLayer
 from kernels.triton.attention_shape import (
     LOG2_E,
     NO_WINDOW,
+    TYPICAL_SHAPES,
     AttentionShape,
     prefill_launch,
-    typical_shapes,
 )
 from kernels.triton.jit import Signature, inlined, kernel
 from kernels.triton.paged_tile import LOWEST, fold, load_keys, load_values, tile_pages
@@ -165,5 +165,5 @@ def signatures() -> list[Signature]:
             aligned=("qkv", "keys", "values", "out"),
             may_spill=True,
         )
-        for shape in typical_shapes()
+        for shape in TYPICAL_SHAPES
     ]

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.api import KvPages, TensorLayout
 from kernels.layout import PagedLayer
-from kernels.triton.attention_shape import AttentionShape, typical_shapes
+from kernels.triton.attention_shape import ONE_SHAPE_A_HEAD_SIZE, AttentionShape
 from kernels.triton.jit import Launch, Signature, kernel
 
 _BLOCK = 16
@@ -101,5 +101,5 @@ def signatures() -> list[Signature]:
             _launch(shape),
             aligned=("qkv", "keys", "values"),
         )
-        for shape in typical_shapes()
+        for shape in ONE_SHAPE_A_HEAD_SIZE
     ]

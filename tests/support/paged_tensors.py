@@ -12,9 +12,17 @@ import torch
 from kernels.api import KvPages, TensorLayout
 from kernels.layout import PagedLayer
 from kernels.reference import ReferenceKernels
+from kernels.triton.jit import interpreted
+from kernels.triton.paged_attention import paged_attention
 from tests.support.paged import Sizes, make_paged
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cpu" if interpreted() else "cuda"
+
+RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
+HEAD_DIMS = (64, 80, 96, 128, 256)
+PAGE_SIZES = (8, 16, 32, 64)
+WINDOWS = (0, 1, 5, 16, 33, 64, 100)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,25 @@ def paged_tensors(
         layout=TensorLayout.of(replace(paged.layout, block_tables=tables), DEVICE),
         scale=sizes.scale,
     )
+
+
+def straddling(size: int) -> list[tuple[int, int]]:
+    """Decodes and prefills, on an empty context and behind a prefix, that end around a page's."""
+    prefills = [(size - 1, 2), (0, size + 1), (2 * size + 3, 9)]
+    decodes = [(0, 1), (size - 2, 1), (size - 1, 1), (size, 1), (3 * size + 4, 1)]
+    return [*decodes[:2], *prefills, *decodes[2:]]
+
+
+def attend(batch: PagedTensors) -> torch.Tensor:
+    return paged_attention(batch.qkv, batch.pages, batch.layer, batch.layout, batch.scale)
+
+
+def distance(got: torch.Tensor, batch: PagedTensors) -> float:
+    """How far a result is from the reference at most, as a multiple of the tolerance."""
+    assert got.dtype == batch.qkv.dtype
+    expected = batch.reference()
+    assert torch.isfinite(expected).all()
+    return (got.float().cpu() - expected).abs().max().item() / batch.tolerance()
 
 
 @contextmanager

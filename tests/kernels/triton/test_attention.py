@@ -1,7 +1,7 @@
 """Paged attention in Triton against its reference: every kind of row, head, page and window.
 
-The grid runs through lists of lengths 9, 5, 4 and 7, which share no divisor: any two of their
-values meet within as many cases as the product of two lengths, so 63 cases hold all pairs.
+The grid runs through lists of lengths 9, 5, 4 and 7, which share no divisor: two lists' values have
+all met within as many cases as the product of their lengths. `make prove` has the whole grid.
 """
 
 from dataclasses import replace
@@ -12,18 +12,24 @@ import torch
 from kernels.api import KvPages
 from kernels.triton.attention_shape import MAX_SPLITS, AttentionShape, splits
 from kernels.triton.decode_attention import decode_attention
-from kernels.triton.paged_attention import paged_attention
 from tests.support.paged import Sizes
-from tests.support.paged_tensors import DEVICE, only_arguments_touched, paged_tensors
+from tests.support.paged_tensors import (
+    DEVICE,
+    DTYPES,
+    HEAD_DIMS,
+    PAGE_SIZES,
+    RATIOS,
+    WINDOWS,
+    attend,
+    distance,
+    only_arguments_touched,
+    paged_tensors,
+    straddling,
+)
 
-RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 9)
-HEAD_DIMS = (64, 80, 96, 128, 256)
-PAGE_SIZES = (8, 16, 32, 64)
-WINDOWS = (0, 1, 5, 16, 33, 64, 100)
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CASES = [
     (RATIOS[i % 9], HEAD_DIMS[i % 5], PAGE_SIZES[i % 4], WINDOWS[i % 7], DTYPES[i // 9 % 3])
-    for i in range(63)
+    for i in range(45)
 ]
 
 
@@ -33,78 +39,59 @@ def _nothing_else_is_touched(monkeypatch):
         yield
 
 
-def attend(batch):
-    return paged_attention(batch.qkv, batch.pages, batch.layer, batch.layout, batch.scale)
-
-
-def assert_equals_reference(got, batch):
-    assert got.dtype == batch.qkv.dtype
-    expected = batch.reference()
-    assert torch.isfinite(expected).all()
-    tolerance = batch.tolerance()
-    torch.testing.assert_close(got.float().cpu(), expected, rtol=tolerance, atol=tolerance)
-
-
-def straddling(size):
-    """Decodes and prefills, on an empty context and behind a prefix, that end around a page's."""
-    return [
-        (0, 1),
-        (size - 1, 2),
-        (size - 2, 1),
-        (0, size + 1),
-        (size - 1, 1),
-        (2 * size + 3, size),
-        (size, 1),
-        (3 * size + 4, 1),
-    ]
-
-
 @pytest.mark.parametrize(("ratio", "head_dim", "page_size", "window", "dtype"), CASES)
 def test_mixed_batches_equal_the_reference(ratio, head_dim, page_size, window, dtype):
-    sizes = Sizes(2, ratio, head_dim, page_size, window)
+    sizes = Sizes(1, ratio, head_dim, page_size, window)
     batch = paged_tensors(straddling(page_size), sizes, dtype)
-    assert_equals_reference(attend(batch), batch)
+    assert distance(attend(batch), batch) <= 1
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_splits", [1, 2, 3, 7, MAX_SPLITS])
-def test_decodes_are_the_same_however_they_are_split(num_splits, dtype):
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize(
+    ("num_splits", "dtype"),
+    [(1, DTYPES[0]), (2, DTYPES[1]), (3, DTYPES[2]), (7, DTYPES[0]), (MAX_SPLITS, DTYPES[0])],
+)
+def test_decodes_are_the_same_however_they_are_split(num_splits, dtype, window):
     """Short contexts leave splits with nothing to do; windows move where the first one starts."""
-    rows = [(0, 1), (15, 1), (63, 1), (64, 1), (300, 1), (7, 3)]
-    for window in (0, 70):
-        batch = paged_tensors(rows, Sizes(2, 3, 64, 16, window), dtype)
-        out = torch.full((len(batch.qkv), 6 * 64), torch.nan, dtype=dtype, device=DEVICE)
-        decode_attention(
-            batch.qkv, batch.pages, batch.layer, batch.layout, batch.scale, num_splits, out
-        )
-        assert out[5:].isnan().all()
-        expected, tolerance = batch.reference()[:5], batch.tolerance()
-        torch.testing.assert_close(out[:5].float().cpu(), expected, rtol=0, atol=tolerance)
+    batch = paged_tensors([(0, 1), (64, 1), (300, 1), (7, 3)], Sizes(1, 3, 64, 16, window), dtype)
+    out = torch.full((len(batch.qkv), 3 * 64), torch.nan, dtype=dtype, device=DEVICE)
+    decode_attention(
+        batch.qkv, batch.pages, batch.layer, batch.layout, batch.scale, num_splits, out
+    )
+    assert out[3:].isnan().all()
+    out[3:] = batch.reference()[3:]
+    assert distance(out, batch) <= 1
 
 
 def test_a_prefill_of_many_blocks_equals_the_reference():
     """Blocks of 42 tokens: rows begin and end inside what would be one for the batch."""
-    rows = [(0, 100), (5, 1), (17, 43), (0, 2), (130, 41), (9, 1), (0, 42), (3, 85)]
+    rows = [(0, 100), (5, 1), (17, 43), (0, 2), (70, 41), (9, 1), (0, 42)]
     batch = paged_tensors(rows, Sizes(1, 3, 64, 16, 0), torch.float16)
-    assert_equals_reference(attend(batch), batch)
+    assert distance(attend(batch), batch) <= 1
+
+
+@pytest.mark.parametrize("kv_heads", [2, 5])
+def test_several_key_heads_equal_the_reference(kv_heads):
+    batch = paged_tensors([(20, 1), (3, 9)], Sizes(kv_heads, 3, 80, 16, 0), torch.float16)
+    assert distance(attend(batch), batch) <= 1
 
 
 def test_one_query_head_more_than_sixteen_a_key_head():
     batch = paged_tensors([(20, 1), (3, 9)], Sizes(1, 17, 64, 16, 0), torch.float16)
-    assert_equals_reference(attend(batch), batch)
+    assert distance(attend(batch), batch) <= 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_extreme_scores_stay_finite(dtype):
     batch = paged_tensors([(0, 20), (30, 1)], Sizes(1, 3, 64, 16, 0), dtype)
     batch = replace(batch, qkv=200 * batch.qkv, scale=1.0)
-    assert_equals_reference(attend(batch), batch)
+    assert distance(attend(batch), batch) <= 1
 
 
 def test_pages_lie_beyond_what_32_bits_count():
     """The same batch over the first pages and over the last of 2^31 elements."""
     sizes = Sizes(4, 1, 256, 64, 0)
-    batch = paged_tensors([(70, 1), (0, 66)], sizes, torch.float16)
+    batch = paged_tensors([(70, 1), (63, 2)], sizes, torch.float16)
     count = batch.pages.keys.shape[1]
     layers, _, *page = batch.pages.keys.shape
     total = 2**31 // (4 * 256 * 64) + count

@@ -10,9 +10,8 @@ from kernels.reference import ReferenceKernels
 from kernels.triton.copy_pages import copy_pages
 from kernels.triton.store_kv import store_kv
 from tests.support.paged import Sizes
-from tests.support.paged_tensors import DEVICE, only_arguments_touched, paged_tensors
+from tests.support.paged_tensors import DEVICE, DTYPES, only_arguments_touched, paged_tensors
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS = [(0, 1), (7, 2), (15, 1), (0, 17), (16, 1), (63, 2), (31, 33)]
 
 
