@@ -6,22 +6,25 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PACKAGES := engine fairness gateway kernels migrations tenancy
-SOURCES := $(PACKAGES) tests benchmarks
+SOURCES := $(PACKAGES) tests benchmarks hatch_build.py
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 # Compute threads sleep instead of spinning while they wait: they share these cores with everybody.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help venv serve test check prove bench bench-peers format lock clean
+# The libraries of CPU kernels: the one of them that is written last.
+NATIVE := kernels/cpu/native/libevenhand-plain.so
+
+.PHONY: help venv native serve test check prove bench bench-peers format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
-venv: $(INSTALLED) ## .venv with everything, what the tests need included
+venv: $(INSTALLED) $(NATIVE) ## .venv with everything, what the tests need included
 
 # The lock is hashed and holds no torch: its build differs by platform and CUDA builds of it pin
 # their own triton. So: the lock, torch by its pin, triton only where torch brought none.
-$(INSTALLED): requirements.lock pyproject.toml
+$(INSTALLED): requirements.lock pyproject.toml hatch_build.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Evenhand needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	@echo "Installing into $(VENV): about 3 GB, the tools of the tests included. It takes minutes."
 	$(PYTHON) -m venv $(VENV)
@@ -31,22 +34,29 @@ $(INSTALLED): requirements.lock pyproject.toml
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	touch $@
 
-serve: $(INSTALLED) ## gateway, engine and a real small model on this machine
+native: $(NATIVE) ## compile the CPU kernels, where their sources changed
+
+# Without a compiler engines on a CPU still run, slowly.
+$(NATIVE): $(wildcard kernels/cpu/native/*.[ch]) kernels/cpu/build.py | $(INSTALLED)
+	@if command -v $(firstword $(CC)) >/dev/null; then $(BIN)/python -m kernels.cpu.build; \
+	else echo "No C compiler ($(CC)): the CPU kernels are not compiled, engines will be slow."; fi
+
+serve: $(INSTALLED) $(NATIVE) ## gateway, engine and a real small model on this machine
 	@$(BIN)/evenhand serve
 
-test: $(INSTALLED) ## the tests, with the services they need
+test: $(INSTALLED) $(NATIVE) ## the tests, with the services they need
 	$(BIN)/python -m pytest -m "not prove"
 
-check: $(INSTALLED) ## format, lint, types, imports
+check: $(INSTALLED) $(NATIVE) ## format, lint, types, imports
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-prove: $(INSTALLED) ## the long and the timed claims; each prints its figure as JSON
+prove: $(INSTALLED) $(NATIVE) ## the long and the timed claims; each prints its figure as JSON
 	$(BIN)/python -m pytest -m prove -s --timeout 3600 tests
 
-bench: $(INSTALLED) ## speed, as JSON: run it on an idle machine
+bench: $(INSTALLED) $(NATIVE) ## speed, as JSON: run it on an idle machine
 	$(BIN)/python -m benchmarks
 
 # Other engines to measure beside: in an environment of their own, so that the lock stays ours.
@@ -66,4 +76,5 @@ lock: $(INSTALLED) ## compile requirements.lock from pyproject.toml
 	  --generate-hashes --no-emit-index-url --no-annotate --no-header --output-file requirements.lock
 
 clean: ## remove what the targets made here
+	rm -rf kernels/cpu/native/*.so
 	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

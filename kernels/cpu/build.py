@@ -8,6 +8,7 @@ noticed when it is loaded.
 import hashlib
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,11 @@ _VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 class BuildError(Exception):
-    """The kernels could not be compiled: the compiler's own words, or that there is none."""
+    """The kernels could not be compiled: the compiler's own words."""
+
+
+class NoCompilerError(BuildError):
+    """There is no C compiler."""
 
 
 def variants() -> tuple[str, ...]:
@@ -50,7 +55,7 @@ def source_digest() -> str:
 
 
 def build(folder: Path = SOURCES, extra: tuple[str, ...] = ()) -> str:
-    """Compile every variant into `folder`; what the compiler warns of, or BuildError.
+    """Compile every variant into `folder`; what the compiler warned of. Raises BuildError.
 
     All libraries are replaced or none is, the plain one last: if it is newer than the sources, all
     of them are. `extra` are flags for the compiler.
@@ -80,12 +85,13 @@ def _link(variant: str, work: Path) -> str:
 
 
 def _run_compiler(*arguments: str) -> str:
+    compiler = shlex.split(os.environ.get("CC", "cc"))
     try:
         done = subprocess.run(  # noqa: S603 - our own sources, the user's own compiler
-            [os.environ.get("CC", "cc"), *arguments], check=True, capture_output=True, text=True
+            [*compiler, *arguments], check=True, capture_output=True, text=True
         )
     except FileNotFoundError as error:
-        raise BuildError(f"there is no C compiler: {error}") from error
+        raise NoCompilerError(f"there is no C compiler: {error}") from error
     except subprocess.CalledProcessError as error:
         raise BuildError(error.stderr) from error
     return done.stderr
