@@ -2,10 +2,13 @@ import json
 import math
 
 import pytest
+from transformers import Gemma3TextConfig
 
+from engine.model import config_gguf, config_json
 from engine.model.config_gguf import config_from_gguf
-from engine.model.config_json import config_from_json
-from engine.model.rope import Rope
+from engine.model.config_json import config_from_json, has_tied_head
+from engine.model.families import architectures, model_types
+from engine.model.rope import Linear, Rope
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.json_file import read_json
 
@@ -192,12 +195,195 @@ def test_windows_we_cannot_compute_are_refused(path, values, reason):
         config_from_json(path, values)
 
 
-@pytest.mark.parametrize("name", ["sliding_window", "num_key_value_heads"])
+@pytest.mark.parametrize(
+    "name", ["sliding_window", "num_key_value_heads", "max_position_embeddings"]
+)
 @pytest.mark.parametrize("values", [MISTRAL, MINISTRAL])
 def test_what_has_another_default_in_a_windowed_model_must_be_stated(path, values, name):
     missing = {key: value for key, value in values.items() if key != name}
     with pytest.raises(ModelFileError, match=f"{name} is not stated"):
         config_from_json(path, missing)
+
+
+QWEN2 = {**JSON, "model_type": "qwen2", "num_key_value_heads": 2}
+QWEN3 = {**QWEN2, "model_type": "qwen3", "head_dim": 32}
+SLIDING = {"use_sliding_window": True, "sliding_window": 100, "max_window_layers": 1}
+
+
+def test_qwen2(path):
+    config = config_from_json(path, {**QWEN2, "sliding_window": 131072, "max_window_layers": 28})
+    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (True, False, False)
+    assert config.layer_windows == (None, None)
+    assert config_from_json(path, {**QWEN2, **SLIDING}).layer_windows == (None, 100)
+
+
+def test_qwen3(path):
+    config = config_from_json(path, QWEN3)
+    assert (config.qkv_bias, config.o_bias, config.qk_norm) == (False, False, True)
+    assert (config.head_dim, config.attention_scale) == (32, 32**-0.5)
+    biased = config_from_json(path, {**QWEN3, "attention_bias": True})
+    assert biased.qkv_bias
+    assert biased.o_bias
+    layers = {"layer_types": ["sliding_attention", "full_attention"]}
+    assert config_from_json(path, {**QWEN3, **SLIDING, **layers}).layer_windows == (100, None)
+
+
+# As Gemma 3 1B was published, but smaller; and as transformers 5 writes the same.
+GEMMA = {
+    "model_type": "gemma3_text",
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "head_dim": 16,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 7,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 25,
+    "rms_norm_eps": 1e-6,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "rope_theta": 1000000,
+    "sliding_window": 100,
+    "sliding_window_pattern": 3,
+    "vocab_size": 300,
+}
+GEMMA_5 = {key: value for key, value in GEMMA.items() if "rope" not in key} | {
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    + ["sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+
+
+@pytest.mark.parametrize("values", [GEMMA, GEMMA_5, {"model_type": "gemma3", "text_config": GEMMA}])
+def test_gemma3(path, values):
+    config = config_from_json(path, values)
+    assert config.layer_windows == (100, 100, None, 100, 100, None, 100)
+    assert config.ropes == (Rope(16, 1e4), Rope(16, 1e6, Linear(8.0)))
+    assert config.layer_ropes == (0, 0, 1, 0, 0, 1, 0)
+    assert (config.qk_norm, config.post_norms, config.activation) == (True, True, "gelu_tanh")
+    assert (config.embedding_scale, config.attention_scale) == (8.0, 0.2)
+    assert has_tied_head(path, values)
+    assert not has_tied_head(path, {**values, "tie_word_embeddings": False})
+
+
+def test_gemma3_of_which_only_some_sizes_are_stated_has_those_of_its_class(path):
+    """As Gemma 3 4B was published."""
+    values = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    theirs = Gemma3TextConfig(**values)
+    ours = config_from_json(path, {"model_type": "gemma3", "text_config": values})
+    assert (ours.num_heads, ours.num_kv_heads, ours.head_dim) == (
+        theirs.num_attention_heads,
+        theirs.num_key_value_heads,
+        theirs.head_dim,
+    )
+    assert (ours.vocab_size, ours.context_length) == (262_208, theirs.max_position_embeddings)
+    assert ours.layer_windows == tuple(
+        1024 if kind == "sliding_attention" else None for kind in theirs.layer_types
+    )
+    assert ours.attention_scale == theirs.query_pre_attn_scalar**-0.5
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({**GEMMA, "final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        ({**GEMMA, "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({**GEMMA, "hidden_activation": "gelu"}, "hidden_activation = 'gelu'"),
+        ({**GEMMA, "rope_scaling": {"rope_type": "longrope"}}, "rope type 'longrope'"),
+        ({**GEMMA_5, "rope_parameters": {"rope_theta": 1e6}}, "not an object for each layer type"),
+        ({"model_type": "gemma3"}, "text_config is not stated"),
+        ({"model_type": "gemma3", "text_config": 1}, "text_config is not an object"),
+        ({**QWEN2, "use_mrope": True}, "use_mrope"),
+        ({**QWEN3, **SLIDING, "sliding_window": None}, "sliding_window is None"),
+        ({**QWEN3, **SLIDING, "max_window_layers": "1"}, "max_window_layers is '1'"),
+    ],
+)
+def test_families_refuse_what_they_cannot_compute(path, values, reason):
+    with pytest.raises(ModelFileError, match=reason):
+        config_from_json(path, values)
+
+
+@pytest.mark.parametrize(
+    ("extra", "reason"),
+    [
+        ({"num_local_experts": 8}, "(mixture of experts); supported: 'llama', 'mistral'"),
+        ({"attn_logit_softcapping": 50.0}, "(attn_logit_softcapping)"),
+        ({"vision_config": {}}, "(vision_config)"),
+        ({"auto_map": {"AutoModel": "x.Y"}}, "(its own code, auto_map, is not run)"),
+        ({}, "'other' is not supported; supported: 'llama'"),
+    ],
+)
+def test_an_unknown_model_is_told_why(path, extra, reason):
+    with pytest.raises(ModelFileError) as caught:
+        config_from_json(path, {**JSON, "model_type": "other", **extra})
+    assert reason in str(caught.value)
+
+
+def as_architecture(name, **changes):
+    own = {key.replace("llama.", f"{name}."): value for key, value in METADATA.items()}
+    changes = {f"{name}.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return {**own, "general.architecture": name, **changes}
+
+
+def test_gguf_windows(path):
+    mistral = as_architecture("llama", attention__sliding_window=4096)
+    assert config_from_gguf(path, mistral, SHAPES).layer_windows == (4096,) * 30
+    # One that no sequence outgrows says nothing; any other does not say which layers it is for.
+    harmless = as_architecture("qwen2", attention__sliding_window=8192)
+    assert config_from_gguf(path, harmless, SHAPES).layer_windows == (None,) * 30
+    with pytest.raises(ModelFileError, match="sliding_window = 4096"):
+        config_from_gguf(path, as_architecture("qwen3", attention__sliding_window=4096), SHAPES)
+
+
+def test_gguf_gemma3(path):
+    gemma = as_architecture("gemma3", attention__sliding_window=512, attention__key_length=64)
+    config = config_from_gguf(path, gemma, SHAPES)
+    assert config.layer_windows == ((512,) * 5 + (None,)) * 5
+    assert config.ropes == (Rope(64, 1e4), Rope(64, 1e5))
+    assert config.attention_scale == 64**-0.5
+    listed = {**gemma, "gemma3.attention.sliding_window_pattern": [True, False] * 15}
+    assert config_from_gguf(path, listed, SHAPES).layer_windows == (512, None) * 15
+    every_third = {**gemma, "gemma3.attention.sliding_window_pattern": 3}
+    assert config_from_gguf(path, every_third, SHAPES).layer_windows == (512, 512, None) * 10
+    for wrong in ([True] * 29, [1] * 30, 0, "x"):
+        pattern = {**gemma, "gemma3.attention.sliding_window_pattern": wrong}
+        with pytest.raises(ModelFileError, match="sliding_window_pattern"):
+            config_from_gguf(path, pattern, SHAPES)
+    # 27B alone has this many layers.
+    large = {**gemma, "gemma3.block_count": 62, "gemma3.attention.key_length": 32}
+    large["gemma3.rope.dimension_count"] = 32
+    assert config_from_gguf(path, large, SHAPES).attention_scale == (576 // 9) ** -0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "divisors", "reason"),
+    [
+        ({}, (1.0,) * 31, "not of 32 numbers"),
+        ({}, (1.0,) * 31 + (0.0,), "not positive"),
+        ({"llama.rope.scaling.factor": 2.0}, (1.0,) * 32, "beside another scaling"),
+    ],
+)
+def test_gguf_rope_divisors_that_do_not_fit_are_refused(path, changes, divisors, reason):
+    with pytest.raises(ModelFileError, match=reason):
+        config_from_gguf(path, {**METADATA, **changes}, SHAPES, divisors)
+
+
+def test_the_table_names_what_is_read():
+    assert set(model_types()) == set(config_json._READERS)
+    assert set(architectures()) == set(config_gguf._READERS)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"[" * 100_000])

@@ -110,6 +110,20 @@ def test_wrong_tensors_are_one_clear_error(folder, change, reason):
     assert str(folder) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("vision_tower.embeddings.weight", "has vision or audio weights"),
+        ("model.layers.0.mlp.experts.0.up_proj.weight", "belongs to a mixture of experts"),
+        ("model.layers.0.mlp.up_proj.lora_A", "is not part of a decoder"),
+    ],
+)
+def test_weights_we_would_not_compute_with_are_refused(folder, name, reason):
+    change_tensors(folder, lambda t: t.update({name: torch.zeros(10)}))
+    with pytest.raises(ModelFileError, match=reason):
+        open_weights(folder)
+
+
 def test_rotary_constants_of_old_exports_are_ignored(folder):
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change_tensors(folder, lambda t: t.update({name: torch.zeros(10)}))
