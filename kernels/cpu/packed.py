@@ -15,12 +15,15 @@ from kernels.cpu.library import chosen_variant, native
 from kernels.matrix import Array, FloatMatrix, Matrix, QuantizedMatrix
 
 _ALIGNMENT: Final = 64  # a cache line
-_FLOATS: Final = {
+_FLOATS: Final[dict[str, tuple[int, np.dtype[Any]]]] = {
     "f32": (structs.F32, np.dtype(np.float32)),
     "f16": (structs.F16, np.dtype(np.float16)),
     "bf16": (structs.BF16, np.dtype(np.uint16)),
 }
-_CODES: Final = {4: (structs.W4, np.dtype(np.uint8)), 8: (structs.W8, np.dtype(np.int8))}
+_CODES: Final[dict[int, tuple[int, np.dtype[Any]]]] = {
+    4: (structs.W4, np.dtype(np.uint8)),
+    8: (structs.W8, np.dtype(np.int8)),
+}
 _FP32: Final = np.dtype(np.float32)
 _NAMES: Final = {
     structs.F32: "f32",

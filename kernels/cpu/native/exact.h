@@ -1,5 +1,5 @@
-/* The exact kernels, written once for every format: weights become fp32, products are accumulated
- * in order of columns.
+/* The exact kernels, written once for every format: weights become fp32, and products with fp32
+ * activations are accumulated in order of columns.
  *
  * A format is told by a `const exact_format`. All functions here are expanded in the file of the
  * format, where its numbers and its function are constants: nothing is called through a pointer.
@@ -15,80 +15,91 @@
 #include "pack.h"
 
 typedef struct {
-    int32_t columns; /* in a block */
-    int32_t group;   /* columns that are decoded together: the loop over them is unrolled */
-    /* The weights of one column of a block for eight outputs, the panel's first or last eight. */
-    f32x8 (*weights)(const uint8_t *block, int32_t column, int32_t half, block_scales scales);
+    int32_t columns;     /* of a block: they share scales */
+    int32_t group;       /* columns that are decoded from the same bytes */
+    int32_t group_bytes; /* of all outputs of the panel */
+    /* The weights of one column of a group. */
+    f32x16 (*weights)(const uint8_t *codes, int32_t column, block_scales scales);
 } exact_format;
 
-/* Columns first up to first + count of a panel, as fp32 [count, EVH_PANEL]; whole blocks. */
+/* Columns `first` up to `first + count` of a panel, whole blocks, as fp32 [count, EVH_PANEL]. */
 EVH_INLINE void unpack(const evh_matrix *matrix, const uint8_t *panel, int64_t first, int64_t count,
                        float *restrict out, const int64_t bytes, const exact_format format)
 {
     const uint8_t *block = panel + first / format.columns * bytes;
-    for (int64_t at = 0; at < count; at += format.columns, block += bytes) {
-        const block_scales low = load_scales(matrix, block, 0), high = load_scales(matrix, block, 1);
-        for (int32_t group = 0; group < format.columns; group += format.group)
+    for (const float *past = out + count * EVH_PANEL; out < past; block += bytes) {
+        const block_scales scales = load_scales(matrix, block);
+        prefetch(block + matrix->panel_bytes, bytes);
+        const uint8_t *codes = block;
+        for (int32_t column = 0; column < format.columns; column += format.group) {
             EVH_UNROLL
-            for (int32_t i = 0; i < format.group; i++, out += EVH_PANEL) {
-                f32x8_store(out, format.weights(block, group + i, 0, low));
-                f32x8_store(out + 8, format.weights(block, group + i, 1, high));
-            }
+            for (int32_t i = 0; i < format.group; i++, out += EVH_PANEL)
+                f32x16_store(out, format.weights(codes, i, scales));
+            codes += format.group_bytes;
+        }
     }
 }
 
-/* Products of one or two panels with few tokens, x [tokens, matrix->columns], straight from the
- * packed weights: sums [panels, tokens, EVH_PANEL]. */
+/* totals [panels, tokens] += products of one column: `codes` is its group in the first panel,
+ * `values` are those of the group's columns, `stride` apart from token to token. */
+EVH_INLINE void add_column(f32x16 totals[2][FEW_TOKENS], const uint8_t *codes, int64_t panel_bytes,
+                           int32_t column, const block_scales scales[2], const float *values,
+                           int64_t stride, const exact_format format, const int32_t tokens,
+                           const int32_t panels)
+{
+    EVH_UNROLL
+    for (int32_t panel = 0; panel < panels; panel++) {
+        f32x16 weights = format.weights(codes + panel * panel_bytes, column, scales[panel]);
+        EVH_UNROLL
+        for (int32_t token = 0; token < tokens; token++)
+            totals[panel][token] = f32x16_fma(weights, f32x8_splat(values[token * stride + column]),
+                                              totals[panel][token]);
+    }
+}
+
+/* Products of one or two panels with few tokens x [tokens, columns], straight from the packed
+ * weights: sums [panels, tokens, EVH_PANEL]. Two panels make enough sums that the processor need
+ * not wait for one addition to begin the next. */
 EVH_INLINE void dot(const evh_matrix *matrix, const uint8_t *panel, const float *x, float *sums,
                     const int64_t bytes, const exact_format format, const int32_t tokens,
                     const int32_t panels)
 {
-    f32x8 total[4][4] = {0}; /* [half of a panel][token] */
-    const int64_t columns = matrix->columns;
-    for (int64_t first = 0; first < columns; first += format.columns, panel += bytes) {
-        block_scales scales[4];
+    const int64_t columns = matrix->columns, panel_bytes = matrix->panel_bytes;
+    f32x16 totals[2][FEW_TOKENS] = {0};
+    for (const float *past = x + columns; x < past; panel += bytes) {
+        block_scales scales[2];
         EVH_UNROLL
-        for (int32_t half = 0; half < 2 * panels; half++)
-            scales[half] =
-                load_scales(matrix, panel + half / 2 * matrix->panel_bytes, half % 2);
-        for (int32_t group = 0; group < format.columns; group += format.group)
+        for (int32_t i = 0; i < panels; i++) {
+            scales[i] = load_scales(matrix, panel + i * panel_bytes);
+            prefetch(panel + (panels + i) * panel_bytes, bytes);
+        }
+        const uint8_t *codes = panel;
+        for (int32_t column = 0; column < format.columns; column += format.group) {
             EVH_UNROLL
             for (int32_t i = 0; i < format.group; i++)
-                EVH_UNROLL
-                for (int32_t half = 0; half < 2 * panels; half++) {
-                    const uint8_t *block = panel + half / 2 * matrix->panel_bytes;
-                    f32x8 weights = format.weights(block, group + i, half % 2, scales[half]);
-                    EVH_UNROLL
-                    for (int32_t token = 0; token < tokens; token++) {
-                        float value = x[token * columns + first + group + i];
-                        total[half][token] =
-                            f32x8_fma(weights, f32x8_splat(value), total[half][token]);
-                    }
-                }
+                add_column(totals, codes, panel_bytes, i, scales, x, columns, format, tokens,
+                           panels);
+            codes += format.group_bytes;
+            x += format.group;
+        }
     }
-    for (int32_t half = 0; half < 2 * panels; half++)
+    for (int32_t i = 0; i < panels; i++)
         for (int32_t token = 0; token < tokens; token++)
-            f32x8_store(sums + (half / 2 * tokens + token) * EVH_PANEL + half % 2 * 8,
-                        total[half][token]);
+            f32x16_store(sums + (i * tokens + token) * EVH_PANEL, totals[i][token]);
 }
 
-/* dot() for any number of tokens up to FEW_TOKENS, each its own code. */
+/* dot() for one to FEW_TOKENS tokens and MOST_PANELS(tokens) panels or one, each its own code. */
 EVH_INLINE void dot_any(const evh_matrix *matrix, const uint8_t *panel, int32_t panels,
                         const float *x, int32_t tokens, float *sums, const int64_t bytes,
                         const exact_format format)
 {
-    if (panels == 2 && tokens == 1)
-        dot(matrix, panel, x, sums, bytes, format, 1, 2);
-    else if (panels == 2 && tokens == 2)
-        dot(matrix, panel, x, sums, bytes, format, 2, 2);
-    else if (panels == 1 && tokens == 1)
-        dot(matrix, panel, x, sums, bytes, format, 1, 1);
-    else if (panels == 1 && tokens == 2)
-        dot(matrix, panel, x, sums, bytes, format, 2, 1);
-    else if (panels == 1 && tokens == 3)
-        dot(matrix, panel, x, sums, bytes, format, 3, 1);
-    else if (panels == 1 && tokens == 4)
-        dot(matrix, panel, x, sums, bytes, format, 4, 1);
+    switch (tokens * 2 + panels) {
+    case 1 * 2 + 1: dot(matrix, panel, x, sums, bytes, format, 1, 1); break;
+    case 1 * 2 + 2: dot(matrix, panel, x, sums, bytes, format, 1, 2); break;
+    case 2 * 2 + 1: dot(matrix, panel, x, sums, bytes, format, 2, 1); break;
+    case 2 * 2 + 2: dot(matrix, panel, x, sums, bytes, format, 2, 2); break;
+    case 3 * 2 + 1: dot(matrix, panel, x, sums, bytes, format, 3, 1); break;
+    }
 }
 
 #endif

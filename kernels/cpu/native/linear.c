@@ -55,26 +55,20 @@ static void multiply_few(const evh_matrix *weight, const evh_activations *x, flo
 EVH_INLINE void multiply_tile(const float *weights, int64_t count, const float *x, int64_t columns,
                               float *sums, const int32_t tokens)
 {
-    f32x8 low[TILE_TOKENS], high[TILE_TOKENS];
+    f32x16 totals[TILE_TOKENS];
     EVH_UNROLL
-    for (int32_t token = 0; token < tokens; token++) {
-        low[token] = f32x8_load(sums + token * EVH_PANEL);
-        high[token] = f32x8_load(sums + token * EVH_PANEL + 8);
-    }
+    for (int32_t token = 0; token < tokens; token++)
+        totals[token] = f32x16_load(sums + token * EVH_PANEL);
     for (int64_t column = 0; column < count; column++, weights += EVH_PANEL) {
-        f32x8 low_weights = f32x8_load(weights), high_weights = f32x8_load(weights + 8);
+        const f32x16 column_weights = f32x16_load(weights);
         EVH_UNROLL
-        for (int32_t token = 0; token < tokens; token++) {
-            f32x8 value = f32x8_splat(x[token * columns + column]);
-            low[token] = f32x8_fma(low_weights, value, low[token]);
-            high[token] = f32x8_fma(high_weights, value, high[token]);
-        }
+        for (int32_t token = 0; token < tokens; token++)
+            totals[token] =
+                f32x16_fma(column_weights, f32x8_splat(x[token * columns + column]), totals[token]);
     }
     EVH_UNROLL
-    for (int32_t token = 0; token < tokens; token++) {
-        f32x8_store(sums + token * EVH_PANEL, low[token]);
-        f32x8_store(sums + token * EVH_PANEL + 8, high[token]);
-    }
+    for (int32_t token = 0; token < tokens; token++)
+        f32x16_store(sums + token * EVH_PANEL, totals[token]);
 }
 
 static void multiply_tokens(const float *weights, int64_t count, const float *x, int64_t columns,

@@ -4,7 +4,7 @@
 
 #include "kernels.h"
 
-enum { FEW_TOKENS = 4 };
+enum { FEW_TOKENS = 3 };
 
 typedef struct {
     /* Columns `first` up to `first + count` of a panel, whole blocks, as fp32 [count, EVH_PANEL]. */

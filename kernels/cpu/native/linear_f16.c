@@ -1,17 +1,17 @@
 /* Exact products with half-precision weights. */
 #include "exact.h"
 
-EVH_INLINE f32x8 weights(const uint8_t *block, int32_t column, int32_t half, block_scales scales)
+EVH_INLINE f32x16 weights(const uint8_t *codes, int32_t column, block_scales scales)
 {
     (void)column, (void)scales; /* a block is one column, and has no scales */
-    return f32x8_from_half(block + half * 16);
+    return (f32x16){f32x8_from_half(codes), f32x8_from_half(codes + 16)};
 }
 
-static const exact_format f16 = {1, 1, weights};
 enum { COLUMN_BYTES = EVH_PANEL * 2 };
+static const exact_format f16 = {1, 1, COLUMN_BYTES, weights};
 
-static void unpack_f16(const evh_matrix *matrix, const uint8_t *panel, int64_t first,
-                       int64_t count, float *out)
+static void unpack_f16(const evh_matrix *matrix, const uint8_t *panel, int64_t first, int64_t count,
+                       float *out)
 {
     unpack(matrix, panel, first, count, out, COLUMN_BYTES, f16);
 }

@@ -1,17 +1,17 @@
 /* Exact products with fp32 weights. */
 #include "exact.h"
 
-EVH_INLINE f32x8 weights(const uint8_t *block, int32_t column, int32_t half, block_scales scales)
+EVH_INLINE f32x16 weights(const uint8_t *codes, int32_t column, block_scales scales)
 {
     (void)column, (void)scales; /* a block is one column, and has no scales */
-    return f32x8_load((const float *)block + half * 8);
+    return f32x16_load((const float *)codes);
 }
 
-static const exact_format f32 = {1, 1, weights};
 enum { COLUMN_BYTES = EVH_PANEL * 4 };
+static const exact_format f32 = {1, 1, COLUMN_BYTES, weights};
 
-static void unpack_f32(const evh_matrix *matrix, const uint8_t *panel, int64_t first,
-                       int64_t count, float *out)
+static void unpack_f32(const evh_matrix *matrix, const uint8_t *panel, int64_t first, int64_t count,
+                       float *out)
 {
     unpack(matrix, panel, first, count, out, COLUMN_BYTES, f32);
 }

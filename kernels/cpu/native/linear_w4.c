@@ -1,17 +1,25 @@
 /* Exact products with 4-bit codes. */
 #include "exact.h"
 
-EVH_INLINE f32x8 weights(const uint8_t *block, int32_t column, int32_t half, block_scales scales)
+enum { GROUP = 8, GROUP_BYTES = EVH_PANEL * 4 }; /* a word per output */
+
+EVH_INLINE f32x8 eight_weights(const uint8_t *codes, int32_t column, f32x8 scale, f32x8 minimum)
 {
     u32x8 words;
-    memcpy(&words, block + column / 8 * EVH_PANEL * 4 + half * 32, sizeof words);
-    int32_t within = column % 8;
-    int32_t shift = within < 4 ? within * 8 : within * 8 - 28;
-    f32x8 codes = f32x8_from_i32((i32x8)(words >> shift & 15));
-    return f32x8_fma(codes, scales.scale, scales.minimum);
+    memcpy(&words, codes, sizeof words);
+    words = (column < 4 ? words : words >> 4) & 0x0f0f0f0f;
+    return f32x8_fma(f32x8_from_i32(i32x8_byte(words, column % 4)), scale, minimum);
 }
 
-static const exact_format w4 = {W4_BLOCK, 8, weights};
+EVH_INLINE f32x16 weights(const uint8_t *codes, int32_t column, block_scales scales)
+{
+    return (f32x16){
+        eight_weights(codes, column, scales.scale.low, scales.minimum.low),
+        eight_weights(codes + 32, column, scales.scale.high, scales.minimum.high),
+    };
+}
+
+static const exact_format w4 = {W4_BLOCK, GROUP, GROUP_BYTES, weights};
 
 static void unpack_w4(const evh_matrix *matrix, const uint8_t *panel, int64_t first, int64_t count,
                       float *out)

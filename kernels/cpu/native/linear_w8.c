@@ -1,16 +1,25 @@
 /* Exact products with 8-bit codes. */
 #include "exact.h"
 
-EVH_INLINE f32x8 weights(const uint8_t *block, int32_t column, int32_t half, block_scales scales)
+enum { GROUP = 4, GROUP_BYTES = EVH_PANEL * 4 }; /* a word per output */
+
+EVH_INLINE f32x8 eight_weights(const uint8_t *codes, int32_t column, f32x8 scale, f32x8 minimum)
 {
     i32x8 words;
-    memcpy(&words, block + column / 4 * EVH_PANEL * 4 + half * 32, sizeof words);
-    f32x8 codes = f32x8_from_i32(words << (24 - column % 4 * 8) >> 24);
-    return f32x8_fma(codes, scales.scale, scales.minimum);
+    memcpy(&words, codes, sizeof words);
+    return f32x8_fma(f32x8_from_i32(words << (24 - column * 8) >> 24), scale, minimum);
 }
 
-static const exact_format w8_16 = {16, 4, weights};
-static const exact_format w8_32 = {32, 4, weights};
+EVH_INLINE f32x16 weights(const uint8_t *codes, int32_t column, block_scales scales)
+{
+    return (f32x16){
+        eight_weights(codes, column, scales.scale.low, scales.minimum.low),
+        eight_weights(codes + 32, column, scales.scale.high, scales.minimum.high),
+    };
+}
+
+static const exact_format w8_16 = {16, GROUP, GROUP_BYTES, weights};
+static const exact_format w8_32 = {32, GROUP, GROUP_BYTES, weights};
 
 static void unpack_w8(const evh_matrix *matrix, const uint8_t *panel, int64_t first, int64_t count,
                       float *out)

@@ -34,13 +34,10 @@ int32_t evh_fits_half(const float *values, int64_t count)
 int64_t evh_panel_bytes(const evh_matrix *matrix)
 {
     switch (matrix->format) {
-    case EVH_F32:
-        return matrix->columns * EVH_PANEL * 4;
+    case EVH_F32: return matrix->columns * EVH_PANEL * 4;
     case EVH_F16:
-    case EVH_BF16:
-        return matrix->columns * EVH_PANEL * 2;
-    default:
-        return matrix->columns / matrix->block * block_bytes(matrix);
+    case EVH_BF16: return matrix->columns * EVH_PANEL * 2;
+    default: return matrix->columns / matrix->block * block_bytes(matrix);
     }
 }
 

@@ -59,29 +59,29 @@ EVH_INLINE int64_t num_panels(const evh_matrix *matrix)
     return (matrix->rows + EVH_PANEL - 1) / EVH_PANEL;
 }
 
-/* What the columns of a block have in common, for eight outputs. */
+/* What the columns of a block have in common, for each output of a panel. */
 typedef struct {
-    f32x8 scale;
-    f32x8 minimum;
+    f32x16 scale;
+    f32x16 minimum;
 } block_scales;
 
-/* The scales and minima of a block for the panel's first or last eight outputs. Minus zero is what can be added to any number and leaves it as it is. */
-EVH_INLINE block_scales load_scales(const evh_matrix *matrix, const uint8_t *block, int32_t half)
+EVH_INLINE f32x16 load_scale_vector(const evh_matrix *matrix, const uint8_t *from)
 {
-    block_scales scales = {f32x8_splat(1.0f), f32x8_splat(-0.0f)};
+    if (matrix->half_scales)
+        return (f32x16){f32x8_from_half(from), f32x8_from_half(from + 16)};
+    return f32x16_load((const float *)from);
+}
+
+/* A missing minimum is minus zero, which leaves any number as it is when added to it. */
+EVH_INLINE block_scales load_scales(const evh_matrix *matrix, const uint8_t *block)
+{
+    block_scales scales = {f32x16_splat(1.0f), f32x16_splat(-0.0f)};
     if (matrix->block == 0)
         return scales;
     const uint8_t *at = block + block_code_bytes(matrix);
-    const int64_t bytes = block_scale_bytes(matrix), lane = half * bytes / 2;
-    if (matrix->half_scales) {
-        scales.scale = f32x8_from_half(at + lane);
-        if (matrix->has_minimum)
-            scales.minimum = f32x8_from_half(at + bytes + lane);
-    } else {
-        scales.scale = f32x8_load((const float *)(at + lane));
-        if (matrix->has_minimum)
-            scales.minimum = f32x8_load((const float *)(at + bytes + lane));
-    }
+    scales.scale = load_scale_vector(matrix, at);
+    if (matrix->has_minimum)
+        scales.minimum = load_scale_vector(matrix, at + block_scale_bytes(matrix));
     return scales;
 }
 

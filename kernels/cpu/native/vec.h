@@ -58,9 +58,51 @@ EVH_INLINE f32x8 f32x8_fma(f32x8 a, f32x8 b, f32x8 c)
 #endif
 }
 
+/* Sixteen lanes: a number for each output of a panel. */
+typedef struct {
+    f32x8 low;
+    f32x8 high;
+} f32x16;
+
+EVH_INLINE f32x16 f32x16_load(const float *from)
+{
+    return (f32x16){f32x8_load(from), f32x8_load(from + 8)};
+}
+
+EVH_INLINE void f32x16_store(float *to, f32x16 value)
+{
+    f32x8_store(to, value.low);
+    f32x8_store(to + 8, value.high);
+}
+
+EVH_INLINE f32x16 f32x16_splat(float x)
+{
+    return (f32x16){f32x8_splat(x), f32x8_splat(x)};
+}
+
+EVH_INLINE f32x16 f32x16_fma(f32x16 a, f32x8 b, f32x16 c)
+{
+    return (f32x16){f32x8_fma(a.low, b, c.low), f32x8_fma(a.high, b, c.high)};
+}
+
 EVH_INLINE f32x8 f32x8_from_i32(i32x8 value)
 {
     return __builtin_convertvector(value, f32x8);
+}
+
+/* Byte `n` of every lane, 0 the lowest, without a sign. */
+EVH_INLINE i32x8 i32x8_byte(u32x8 lanes, int32_t n)
+{
+#ifdef __AVX2__
+    /* One shuffle instead of a shift and a mask; an index with its top bit set gives zero. */
+    const int32_t zeros = (int32_t)0x80808000 + n;
+    const __m256i at = _mm256_add_epi32(
+        _mm256_set1_epi32(zeros), _mm256_set_epi32(12, 8, 4, 0, 12, 8, 4, 0));
+    if (n < 3)
+        return (i32x8)_mm256_shuffle_epi8((__m256i)lanes, at);
+#endif
+    lanes >>= 8 * n;
+    return (i32x8)(n < 3 ? lanes & 255 : lanes);
 }
 
 /* Eight half-precision numbers; exact, subnormals, infinities and NaNs included. */
@@ -86,6 +128,13 @@ EVH_INLINE f32x8 f32x8_from_bf16(const void *from)
     u16x8 bits;
     memcpy(&bits, from, sizeof bits);
     return (f32x8)(__builtin_convertvector(bits, u32x8) << 16);
+}
+
+/* Ask for memory that will be read soon, into the second level cache; any address will do. */
+EVH_INLINE void prefetch(const uint8_t *from, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at += 64)
+        __builtin_prefetch(from + at, 0, 2);
 }
 
 #endif
