@@ -5,22 +5,24 @@ from typing import Literal, Self
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-GIB = 1 << 30
+CPU_KV_MEMORY = 1 << 30
+"""Bytes for keys and values on a CPU when the operator names none."""
 
 
 class EngineSettings(BaseModel):
     """What an operator may choose about one engine process. The defaults suit a laptop's CPU.
 
-    `num_kv_blocks` wins over `kv_memory`; `threads` None are the cores that
-    the process has; `max_model_len` None is the model's own context length. `quantization` trades
-    exactness for speed on a CPU with AVX2.
+    `num_kv_blocks` wins over `kv_memory`, which None leaves to the device. `threads` None are the
+    cores that the process has; `max_model_len` None is the model's own context length.
+    `quantization` trades exactness for speed on a CPU with AVX2. `dtype` "auto" is float32 on a
+    CPU, and the model's own 16-bit type, else bfloat16, on a GPU.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     block_size: int = Field(default=16, ge=1, le=256)
     num_kv_blocks: int | None = Field(default=None, ge=2)
-    kv_memory: ByteSize = ByteSize(GIB)
+    kv_memory: ByteSize | None = Field(default=None, ge=1)
     max_num_seqs: int = Field(default=16, ge=1, le=1024)
     max_num_batched_tokens: int = Field(default=512, ge=1, le=65536)
     max_waiting: int = Field(default=1024, ge=1)
@@ -29,6 +31,8 @@ class EngineSettings(BaseModel):
     thrash_governor: bool = True
     long_prefill_token_threshold: int = Field(default=0, ge=0)
     prefix_cache: bool = True
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     threads: int | None = Field(default=None, ge=1, le=1024)
     quantization: Literal["none", "activations-int8"] = "none"
     max_model_len: int | None = Field(default=None, ge=2)

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
+from kernels.draws import Draws
 from kernels.layout import BatchLayout, PagedLayer
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -122,7 +123,10 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """`x / sqrt(mean(x²) + eps) * weight` over the last dimension of x."""
+        """`x / sqrt(mean(x²) + eps) * weight` over the last dimension of x, in x's type.
+
+        `weight` may be of another.
+        """
         ...
 
     def rotary(
@@ -149,6 +153,20 @@ class Kernels(Protocol):
 
         Scores are multiplied by `scale`. Slots past a token's position, or before its window, may
         hold anything, NaN included.
+        """
+        ...
+
+    def copy_pages(self, pages: KvPages, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy page `sources[i]` to `targets[i]`, all layers; every source is read first.
+
+        `targets` holds no page twice.
+        """
+        ...
+
+    def sample(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """The drawn token [R] int64 of each row of logits [R, vocabulary].
+
+        -1 where none of a row's logits is a number.
         """
         ...
 

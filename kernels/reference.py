@@ -1,5 +1,7 @@
 """Every kernel in plain torch: slow, obvious, and what the fast ones are tested against."""
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
@@ -17,7 +19,8 @@ class ReferenceKernels:
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Kernels.rms_norm`."""
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+        return normed.to(x.dtype)
 
     def rotary(
         self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_heads: int
@@ -73,6 +76,10 @@ class ReferenceKernels:
         if activation == "silu":
             return functional.silu(gate) * up
         return functional.gelu(gate, approximate="tanh") * up
+
+    def copy_pages(self, pages: KvPages, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `KvPages.copy`."""
+        pages.copy(sources, targets)
 
     def sample(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """See `Kernels.sample`: sorts each row, in fp64."""

@@ -5,12 +5,13 @@ numpy at the boundary, so that a CPU engine need not load torch. Implemented by
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from engine.model.config import ModelConfig
 from engine.model.page_groups import PageGroups
+from kernels.draws import Draws
 from kernels.layout import BatchLayout, Ints
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -41,6 +42,18 @@ class DecoderState(Protocol):
 
     def logits(self, tokens: Indices) -> Logits:
         """Next-token logits [M, vocabulary] of these tokens of the latest batch."""
+        ...
+
+
+@runtime_checkable
+class DrawingState(DecoderState, Protocol):
+    """A state that also draws tokens where their logits are, so that only ids leave the device."""
+
+    def draw(self, tokens: Indices, draws: Draws) -> Indices:
+        """The token [M] drawn after each of these tokens of the latest batch.
+
+        -1 where the model computed no logit that is a number.
+        """
         ...
 
 

@@ -1,7 +1,7 @@
 """Loads a model that `engine.model.store` resolved: a GGUF file or a safetensors folder.
 
 On a CPU by the native kernels, without torch. Where they could not be compiled torch computes
-instead, slowly, and the log says so.
+instead, slowly, and the log says so. On a GPU by Triton's.
 """
 
 import logging
@@ -16,13 +16,14 @@ from kernels.cpu.team import available_cores
 
 log = logging.getLogger(__name__)
 
-Device = Literal["cpu"]
-_DTYPES = ("auto", "float32")
+Device = Literal["cpu", "cuda"]
+DataType = Literal["auto", "float32", "float16", "bfloat16"]
+"""Of activations, keys and values; on a GPU also of weights."""
 
 
 def load_model(
     path: Path,
-    dtype: str = "auto",
+    dtype: DataType = "auto",
     threads: int | None = None,
     quantization: Quantization = "none",
     device: Device = "cpu",
@@ -31,9 +32,9 @@ def load_model(
 
     Raises ModelFileError for a file we cannot serve, ValueError for what the device cannot do.
     """
-    if device != "cpu":
-        raise ValueError(f"device {device!r} is not supported; supported: cpu")
-    if dtype not in _DTYPES:
+    if device == "cuda":
+        return _gpu_decoder(path, dtype, quantization)
+    if dtype not in {"auto", "float32"}:
         raise ValueError(f"dtype {dtype!r} is not supported on the CPU; supported: float32")
     weights = open_weights(path)
     threads = threads or available_cores()
@@ -51,6 +52,15 @@ def load_model(
 def open_weights(path: Path) -> Weights:
     """The weights at `path`, by what it is: a folder or a file; raises ModelFileError."""
     return SafetensorsWeights(path) if path.is_dir() else GgufWeights(path)
+
+
+def _gpu_decoder(path: Path, dtype: DataType, quantization: Quantization) -> Decoder:
+    from engine.model.gpu_decoder import GpuDecoder, require_gpu
+
+    if quantization != "none":
+        raise ValueError(f"quantization {quantization!r} is for device 'cpu' only")
+    require_gpu()
+    return GpuDecoder(open_weights(path), dtype)
 
 
 def _torch_decoder(weights: Weights, threads: int) -> Decoder:

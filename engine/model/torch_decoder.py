@@ -1,10 +1,11 @@
 """A decoder operation by operation in torch, over paged keys and values.
 
 The same text runs over the plain reference kernels, which is what the native step is tested
-against, and over the Triton kernels on a GPU. A token's arithmetic depends on its own row only,
-whatever else is in the batch.
+against, and over the Triton kernels on a GPU (`engine.model.gpu_decoder`). A token's arithmetic
+depends on its own row only, whatever else is in the batch, as far as matrix products do.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,9 @@ from engine.model.decoder import Indices, Logits
 from engine.model.page_groups import page_groups
 from engine.model.weights import Weights
 from kernels.api import Kernels, KvPages, Linear, TensorLayout
+from kernels.draws import Draws
 from kernels.layout import BatchLayout, Ints
+from kernels.matrix import Matrix, QuantizedMatrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,38 +39,64 @@ class _Layer:
 
 
 class TorchDecoder:
-    """`engine.model.decoder.Decoder` over `kernels.api.Kernels`."""
+    """`engine.model.decoder.Decoder` over `kernels.api.Kernels`.
 
-    def __init__(self, weights: Weights, kernels: Kernels) -> None:
+    Weights, activations, keys and values are of one `dtype`; norms' factors and angles stay fp32.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        kernels: Kernels,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
         self.config = config = weights.config
         self.digest = weights.digest()
+        if dtype != torch.float32:
+            self.digest = hashlib.sha256(self.digest + str(dtype).encode()).digest()
+        self.dtype, self.device = dtype, device
         self.page_groups = page_groups(config.layer_windows)
         self._kernels = kernels
-        load = _Loader(weights, kernels)
+        load = _Loader(weights, kernels, dtype, device)
         table = (config.vocab_size, config.hidden_size)
         self._embedding = load.weight("embedding", table)
         self._layers = [load.layer(layer) for layer in range(config.num_layers)]
         self._norm = load.vector("norm", config.hidden_size)
         self._head = kernels.linear(self._embedding if weights.tied else load.weight("head", table))
-        self._ropes = [(torch.from_numpy(rope.frequencies()), rope.scale) for rope in config.ropes]
+        self._ropes = [
+            (torch.from_numpy(rope.frequencies()).to(device), rope.scale) for rope in config.ropes
+        ]
 
     def page_bytes(self, page_size: int) -> int:
         """See `Decoder.page_bytes`."""
         config = self.config
-        per_token = 2 * 4 * config.num_kv_heads * config.head_dim
+        per_token = 2 * self.dtype.itemsize * config.num_kv_heads * config.head_dim
         return per_token * page_size * self.page_groups.layers_per_group
 
     def open(self, num_pages: int, page_size: int, max_tokens: int) -> "TorchState":
         """See `Decoder.open`."""
-        config = self.config
-        pages = KvPages.allocate(
+        return TorchState(self, self.allocate(num_pages, page_size), max_tokens)
+
+    def allocate(self, num_pages: int, page_size: int) -> KvPages:
+        """Zeroed pages for one engine."""
+        return KvPages.allocate(
             self.page_groups.layers_per_group,
             num_pages,
-            config.num_kv_heads,
-            config.head_dim,
+            self.config.num_kv_heads,
+            self.config.head_dim,
             page_size,
+            dtype=self.dtype,
+            device=self.device,
         )
-        return TorchState(self, pages, max_tokens)
+
+    def copy_pages(self, pages: KvPages, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See `Kernels.copy_pages`."""
+        self._kernels.copy_pages(pages, sources, targets)
+
+    def sample(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """See `Kernels.sample`."""
+        return self._kernels.sample(logits, draws)
 
     def forward(
         self, token_ids: torch.Tensor, layout: TensorLayout, pages: KvPages
@@ -75,7 +104,9 @@ class TorchDecoder:
         """Hidden states [N, hidden] of the batch; its keys and values are written to `pages`."""
         ops, config = self._kernels, self.config
         rotations = [self._rotation(rope, layout) for rope in range(len(config.ropes))]
-        x = functional.embedding(token_ids, self._embedding) * config.embedding_scale
+        x = functional.embedding(token_ids, self._embedding)
+        if config.embedding_scale != 1:
+            x = x * config.embedding_scale
         for layer, paged in zip(self._layers, self.page_groups.layers, strict=True):
             qkv = layer.qkv(ops.rms_norm(x, layer.attention_norm, config.norm_eps))
             self._normalise_heads(qkv, layer)
@@ -102,7 +133,8 @@ class TorchDecoder:
             (heads[:, :queries], layer.q_norm),
             (heads[:, queries : queries + shared], layer.k_norm),
         ):
-            part.copy_(self._normed(part, norm))
+            if norm is not None:
+                part.copy_(self._normed(part, norm))
 
     def _normed(self, x: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         if norm is None:
@@ -115,7 +147,10 @@ class TorchDecoder:
 
 
 class TorchState:
-    """`engine.model.decoder.DecoderState` of a `TorchDecoder`."""
+    """`engine.model.decoder.DecoderState` of a `TorchDecoder`.
+
+    What does not exist is refused before it reaches the device, where it could end the process.
+    """
 
     def __init__(self, decoder: TorchDecoder, pages: KvPages, max_tokens: int) -> None:
         self.pages = pages
@@ -125,7 +160,7 @@ class TorchState:
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """See `DecoderState.copy_pages`."""
-        self.pages.copy(sources, targets)
+        self._decoder.copy_pages(self.pages, sources, targets)
 
     def clear_page(self, page: int) -> None:
         """See `DecoderState.clear_page`."""
@@ -137,31 +172,47 @@ class TorchState:
         """See `DecoderState.forward`."""
         if len(token_ids) > self._max_tokens:
             raise ValueError(f"{len(token_ids)} tokens are more than {self._max_tokens}")
+        _require("token", token_ids, self._decoder.config.vocab_size)
+        _require("page", layout.block_tables.clip(0), self.pages.keys.shape[1])
+        device = self._decoder.device
         self._hidden = self._decoder.forward(
-            torch.from_numpy(token_ids), TensorLayout.of(layout), self.pages
+            torch.from_numpy(token_ids).to(device), TensorLayout.of(layout, device), self.pages
         )
 
     @torch.inference_mode()
     def logits(self, tokens: Indices) -> Logits:
-        """See `DecoderState.logits`."""
-        computed: Logits = self._decoder.logits(self._hidden[torch.from_numpy(tokens)]).numpy()
+        """See `DecoderState.logits`; raises ValueError for a token that was not in the batch."""
+        computed: Logits = self._logits(tokens).float().cpu().numpy()
         return computed
+
+    def _logits(self, tokens: Indices) -> torch.Tensor:
+        """The same where they are computed, in the model's type."""
+        _require("token of the batch", tokens, len(self._hidden))
+        picked = torch.from_numpy(tokens).to(self._decoder.device)
+        return self._decoder.logits(self._hidden[picked])
+
+
+def _require(what: str, numbers: Ints | Indices, count: int) -> None:
+    if numbers.size and not (numbers.min() >= 0 and numbers.max() < count):
+        raise ValueError(f"a {what} is not among {count}: {numbers.min()} to {numbers.max()}")
 
 
 class _Loader:
     """Takes weights over, one at a time, so that a model never lies in memory twice."""
 
-    def __init__(self, weights: Weights, kernels: Kernels) -> None:
+    def __init__(self, weights: Weights, kernels: Kernels, dtype: torch.dtype, device: str) -> None:
         self._weights = weights
         self._kernels = kernels
+        self._dtype = dtype
+        self._device = device
 
     def weight(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        """A matrix in fp32."""
-        return torch.from_numpy(self._weights.matrix(name, shape).float32())
+        """A matrix in the model's type."""
+        return _tensor(self._weights.matrix(name, shape)).to(self._device, self._dtype)
 
     def vector(self, name: str, length: int) -> torch.Tensor:
-        """A bias or a norm's factors."""
-        return torch.from_numpy(self._weights.vector(name, length))
+        """A norm's factors, or a bias, in fp32."""
+        return torch.from_numpy(self._weights.vector(name, length)).to(self._device)
 
     def layer(self, layer: int) -> _Layer:
         """Everything of one layer."""
@@ -194,4 +245,12 @@ class _Loader:
         if not bias:
             return self._kernels.linear(weight)
         biases = [self.vector(f"{name}_bias", rows) for name, rows in parts.items()]
-        return self._kernels.linear(weight, torch.cat(biases))
+        return self._kernels.linear(weight, torch.cat(biases).to(self._dtype))
+
+
+def _tensor(matrix: Matrix) -> torch.Tensor:
+    """A matrix as its file has it, or its values where it is quantised."""
+    if isinstance(matrix, QuantizedMatrix):
+        return torch.from_numpy(matrix.float32())
+    values = torch.from_numpy(matrix.values)
+    return values.view(torch.bfloat16) if matrix.kind == "bf16" else values

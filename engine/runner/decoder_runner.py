@@ -5,7 +5,7 @@ Not thread-safe: one thread makes every call (the engine loop's).
 
 from engine.core.batch import RunnerOutput, ScheduledBatch, ScheduledRow
 from engine.core.request import SamplingParams
-from engine.model.decoder import Decoder, Logits
+from engine.model.decoder import Decoder, DrawingState, Logits
 from engine.runner.inputs import BatchInputs, build_inputs
 from engine.runner.outputs import read_outputs
 
@@ -31,6 +31,7 @@ class DecoderRunner:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self.state = model.open(num_blocks, block_size, max_num_batched_tokens)
+        self._draw = self.state.draw if isinstance(self.state, DrawingState) else None
         self._warm_up()
 
     @staticmethod
@@ -54,7 +55,7 @@ class DecoderRunner:
     def execute(self, batch: ScheduledBatch) -> RunnerOutput:
         """See `ModelRunner.execute`; raises ValueError for a batch beyond the declared sizes."""
         inputs = self._compute(batch)
-        return read_outputs(batch.rows, inputs, self.state.logits)
+        return read_outputs(batch.rows, inputs, self.state.logits, self._draw)
 
     def execute_logits(self, batch: ScheduledBatch) -> Logits:
         """Compute the batch but return logits [rows that sample, vocabulary] instead of tokens."""

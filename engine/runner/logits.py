@@ -42,7 +42,7 @@ def process(
     Some value is above -inf afterwards unless `allowed_token_ids` is empty or all of `logits` are
     -inf without an allow-list. Raises IndexError for an id outside the vocabulary.
     """
-    if not _has_rules(params, len(output_token_ids)):
+    if not has_rules(params, len(output_token_ids)):
         return logits
     allowed = _only_allowed(logits, params)
     processed = allowed.copy()
@@ -56,7 +56,8 @@ def process(
     return processed if processed.max() > _NEVER else _last_resort(allowed, params)
 
 
-def _has_rules(params: SamplingParams, num_outputs: int) -> bool:
+def has_rules(params: SamplingParams, num_outputs: int) -> bool:
+    """Whether any rule could change the logits of output token `num_outputs`."""
     return (
         params.allowed_token_ids is not None
         or bool(params.bad_words or params.logit_bias)

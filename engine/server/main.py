@@ -16,7 +16,7 @@ from engine.runner.decoder_runner import DecoderRunner
 from engine.server.assembly import Engine, assemble
 from engine.server.listen import Address, bound
 from engine.server.serving import EngineServer
-from engine.settings import EngineSettings
+from engine.settings import CPU_KV_MEMORY, EngineSettings
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +81,12 @@ def core_config(
 
 def _load(settings: EngineSettings, source: ModelSource) -> Engine:
     text = load_text_model(source.path, source.model_id)
-    model = load_model(source.path, threads=settings.threads, quantization=settings.quantization)
+    model = load_model(
+        source.path, settings.dtype, settings.threads, settings.quantization, settings.device
+    )
     _require_rows(source, text, model.config.vocab_size)
     num_blocks = settings.num_kv_blocks or DecoderRunner.num_blocks_for(
-        model, settings.kv_memory, settings.block_size
+        model, _kv_memory(settings), settings.block_size
     )
     config = core_config(
         settings,
@@ -110,6 +112,17 @@ def _load(settings: EngineSettings, source: ModelSource) -> Engine:
         write_deadline_s=settings.write_deadline_s,
         telemetry=TelemetrySettings(version=importlib.metadata.version("evenhand")),
     )
+
+
+def _kv_memory(settings: EngineSettings) -> int:
+    """Bytes for keys and values, once the model is loaded."""
+    if settings.kv_memory is not None:
+        return settings.kv_memory
+    if settings.device == "cpu":
+        return CPU_KV_MEMORY
+    from engine.model.gpu_decoder import free_for_pages
+
+    return free_for_pages()
 
 
 def _require_rows(source: ModelSource, text: TextModel, rows: int) -> None:

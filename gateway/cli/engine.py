@@ -4,12 +4,15 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from gateway.cli.admin.session import fail
 from gateway.cli.gateway import load_settings, resolve_model
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 def engine(
@@ -23,7 +26,10 @@ def engine(
     uds: Annotated[
         Path | None, typer.Option(help="Listen on this unix socket (0600) instead.")
     ] = None,
-    device: Annotated[Literal["cpu"], typer.Option(help="Where to run the model.")] = "cpu",
+    device: Annotated[
+        Literal["cpu", "cuda"] | None,
+        typer.Option(help="Where to run the model; else EVENHAND_ENGINE__DEVICE, else the CPU."),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(envvar="EVENHAND_DATA_DIR", help="Where pulled models are."),
@@ -43,26 +49,23 @@ def engine(
     from gateway.logs import configure_logging
     from gateway.settings import SettingsError
 
-    del device  # the CPU is the only one this build serves; the option refuses any other
     if stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, name="parent-watch", daemon=True).start()
     address = UnixAddress(uds) if uds is not None else TcpAddress(host, port)
     try:
         common = load_settings({}, None, data_dir)
         settings = load_engine_settings()
+        if device is not None:
+            settings = settings.model_copy(update={"device": device})
         source = resolve_model(model, common.data_dir)
         configure_logging(common.log_format)
         yield_while_waiting()
-        # torch loads here, after everything that can be wrong without it.
+        # The rest loads here, after everything that can be wrong without it.
         from engine.server.main import run
 
         run(settings, source, address, on_ready=lambda where: typer.echo(f"ready: {where}"))
     except ValidationError as error:
-        fail(
-            "; ".join(
-                _problem(found["type"], found["loc"], found["msg"]) for found in error.errors()
-            )
-        )
+        fail(problems_of(error))
     except (
         ListenError,
         ModelFileError,
@@ -71,6 +74,13 @@ def engine(
         ValueError,
     ) as error:
         fail(str(error))
+
+
+def problems_of(error: "ValidationError") -> str:
+    """What is wrong with the engine's settings, each by the name of its variable."""
+    return "; ".join(
+        _problem(found["type"], found["loc"], found["msg"]) for found in error.errors()
+    )
 
 
 def _problem(kind: str, location: tuple[int | str, ...], message: str) -> str:

@@ -96,6 +96,9 @@ def gather_candidates(
     """Write a row's candidates in order of id, their number, and the row's largest logit."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * VOCAB
+    ids += row * VOCAB
+    values += row * VOCAB
+    weights += row * VOCAB
     lanes = tl.arange(0, BLOCK)
     scale = tl.load(rules + row * 5).to(tl.float32)
     top_k = tl.load(rules + row * 5 + 1).to(tl.int32)
@@ -134,7 +137,7 @@ def gather_candidates(
         weight = _likely_weight(x, top, scale, min_p)
         x = tl.where(x >= _LOWEST, x, _LOWEST)
         found = ((weight > least) & (x >= bound) & (token < VOCAB)).to(tl.int32)
-        places = row * VOCAB + count + tl.cumsum(found, 0) - found
+        places = count + tl.cumsum(found, 0) - found
         tl.store(ids + places, token, found > 0)
         tl.store(values + places, x, found > 0)
         tl.store(weights + places, weight, found > 0)

@@ -3,13 +3,14 @@
 import pytest
 from pydantic import ValidationError
 
-from engine.settings import GIB, EngineSettings, load_engine_settings
+from engine.settings import EngineSettings, load_engine_settings
 
 
 def test_defaults_suit_a_laptop():
     settings = load_engine_settings()
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (16, 512)
-    assert settings.kv_memory == GIB
+    assert settings.kv_memory is None
+    assert (settings.device, settings.dtype) == ("cpu", "auto")
     assert settings.thrash_governor
     assert settings.max_waiting_tokens == 1 << 22
     assert settings.block_size == 16
@@ -21,8 +22,11 @@ def test_environment_names_are_read(monkeypatch):
     monkeypatch.setenv("EVENHAND_ENGINE__RESERVE", "0.1")
     monkeypatch.setenv("EVENHAND_ENGINE__THRASH_GOVERNOR", "false")
     monkeypatch.setenv("EVENHAND_ENGINE__MAX_WAITING_TOKENS", "9000")
+    monkeypatch.setenv("EVENHAND_ENGINE__DEVICE", "cuda")
+    monkeypatch.setenv("EVENHAND_ENGINE__DTYPE", "float16")
     settings = load_engine_settings()
     assert settings.kv_memory == 64 << 20
+    assert (settings.device, settings.dtype) == ("cuda", "float16")
     assert settings.prefix_cache is False
     assert settings.reserve == 0.1
     assert not settings.thrash_governor
@@ -42,6 +46,9 @@ def test_unknown_name_is_an_error_that_names_it(monkeypatch):
         ("RESERVE", "0.6"),
         ("BLOCK_SIZE", "-1"),
         ("NUM_KV_BLOCKS", "many"),
+        ("KV_MEMORY", "0"),
+        ("DEVICE", "tpu"),
+        ("DTYPE", "int8"),
         ("MAX_WAITING_TOKENS", "0"),
     ],
 )
