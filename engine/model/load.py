@@ -4,6 +4,7 @@ On a CPU by the native kernels, without torch. Where they could not be compiled 
 instead, slowly, and the log says so. On a GPU by Triton's.
 """
 
+import importlib.util
 import logging
 from pathlib import Path
 from typing import Literal
@@ -55,6 +56,9 @@ def open_weights(path: Path) -> Weights:
 
 
 def _gpu_decoder(path: Path, dtype: DataType, quantization: Quantization) -> Decoder:
+    for library in ("torch", "triton"):
+        if importlib.util.find_spec(library) is None:
+            raise ValueError(f"device 'cuda' needs {library}, which is not installed")
     from engine.model.gpu_decoder import GpuDecoder, require_gpu
 
     if quantization != "none":

@@ -10,6 +10,7 @@ import torch
 from engine.core.batch import ScheduledRow
 from engine.core.request import SamplingParams
 from engine.runner.outputs import read_outputs
+from engine.runner.sampler import uniform
 
 VOCABULARY = 50
 WEIGHT = torch.randn(VOCABULARY, 6, generator=torch.Generator().manual_seed(0))
@@ -44,7 +45,7 @@ class Head:
         return (self.hidden[torch.from_numpy(tokens)] @ WEIGHT.T).numpy()
 
 
-def run(rows, head=Head):
+def run(rows, head=Head, draw=None):
     """The outputs, and each row's own hidden states; `head` makes a head from all of them."""
     counts = [len(row.token_ids) for row in rows]
     starts = np.cumsum([0, *counts])
@@ -55,7 +56,7 @@ def run(rows, head=Head):
         sampled=tuple(rows[index] for index in sampled),
         last=np.array([starts[index + 1] - 1 for index in sampled], np.int64),
     )
-    output = read_outputs(rows, inputs, head(hidden))
+    output = read_outputs(rows, inputs, head(hidden), draw)
     return output, dict(zip((row.request_id for row in rows), hidden.split(counts), strict=True))
 
 
@@ -138,3 +139,44 @@ def test_an_error_of_the_head_is_everyones():
 
     with pytest.raises(RuntimeError, match="out of memory"):
         run([row("a", 0, 3)], lambda hidden: broken)
+
+
+def test_rows_that_need_no_logits_are_drawn_for_where_the_logits_are():
+    heads, calls = [], []
+
+    def remembered(hidden):
+        heads.append(Head(hidden))
+        return heads[0]
+
+    def draw(tokens, draws):
+        calls.append((tokens.tolist(), draws))
+        return np.array([7, -1])
+
+    nucleus = SamplingParams(max_tokens=4, temperature=0.5, top_k=9, top_p=0.8, min_p=0.1, seed=3)
+    rows = [
+        row("drawn", 4, 2, nucleus),
+        row("ruled", 0, 3, replace(nucleus, min_tokens=2)),
+        row("scored", 0, 2, replace(nucleus, logprobs=1)),
+        row("unfinished", 0, 5, samples=False),
+        row("no number", 1, 1),
+    ]
+    output, _ = run(rows, remembered, draw)
+    ((tokens, draws),) = calls
+    assert tokens == [1, 12]
+    assert draws.temperatures.tolist() == [0.5, 0.0]
+    assert draws.top_ks.tolist() == [9, 0]
+    assert draws.top_ps.tolist() == [0.8, 1.0]
+    assert draws.min_ps.tolist() == [0.1, 0.0]
+    assert draws.points.tolist() == [uniform(3, 0), uniform(0, 0)]
+    assert heads[0].sizes == [2]
+    assert set(output.sampled) == {"drawn", "ruled", "scored"}
+    assert output.sampled["drawn"].token_id == 7
+    assert isinstance(output.failed["no number"], ArithmeticError)
+
+
+def test_no_logits_are_computed_when_every_token_is_drawn():
+    def none(_):
+        return None
+
+    output, _ = run([row("a", 0, 2), row("b", 0, 3)], none, lambda *_: np.array([1, 2]))
+    assert {name: token.token_id for name, token in output.sampled.items()} == {"a": 1, "b": 2}

@@ -3,6 +3,7 @@
 import socket
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from gateway.cli.main import app
@@ -48,6 +49,15 @@ def test_a_path_too_long_for_sockets_leaves_nothing(run, tmp_path):
 def test_the_engine_names_an_unknown_setting(run, monkeypatch, name):
     monkeypatch.setenv(name, "1")
     assert name in said(run("engine"), 1)
+
+
+@pytest.mark.parametrize("how", [("--device", "cuda"), ()])
+def test_a_gpu_that_is_not_there_is_told(run, monkeypatch, smollm2, how):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    if not how:
+        monkeypatch.setenv("EVENHAND_ENGINE__DEVICE", "cuda")
+    text = said(run("engine", "--model", str(smollm2), "--port", "0", *how), 1)
+    assert "needs a CUDA build of torch" in text
 
 
 def test_a_key_without_a_keyring_says_what_makes_one(run):
