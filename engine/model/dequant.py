@@ -216,7 +216,7 @@ _FORMATS: Final[dict[GgmlType, _Format]] = {
     GgmlType.Q2_K: _Format(
         _layout(scales="V16", codes="V64", d="<f2", dmin="<f2"),
         _Codes(2, 32),
-        4,
+        8,  # no kernel takes 4-bit codes in groups of 16
         16,
         _q2_k_scales,
         _q2_k_minima,

@@ -78,14 +78,14 @@ class GgufWeights:
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """See `Weights.matrix`."""
-        found = self._find(name, shape)
+        found = self.stored(name, shape)
         if self._interleaved and name.endswith((".q", ".k")):
             found = found.rows(_half_split(shape[0], self.config.head_dim))
         return found.matrix()
 
     def vector(self, name: str, length: int) -> Array:
         """See `Weights.vector`."""
-        values = self._find(name, (length,)).vector()
+        values = self.stored(name, (length,)).vector()
         if self._interleaved and name.endswith((".q_bias", ".k_bias")):
             return values[_half_split(length, self.config.head_dim)]
         return values
@@ -94,7 +94,8 @@ class GgufWeights:
         """See `Weights.digest`: the file's own SHA-256."""
         return self._file.file.sha256()
 
-    def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        """A tensor of this shape as the file has it, not read yet; raises ModelFileError."""
         found = gguf_tensor(self._file, GGUF(name))
         _check_shape(self._file.path, found.name, found.shape, shape)
         return found
@@ -136,11 +137,11 @@ class SafetensorsWeights:
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """See `Weights.matrix`."""
-        return self._find(name, shape).matrix()
+        return self.stored(name, shape).matrix()
 
     def vector(self, name: str, length: int) -> Array:
         """See `Weights.vector`. Gemma stores of a norm's factor what is above one."""
-        values = self._find(name, (length,)).vector()
+        values = self.stored(name, (length,)).vector()
         if self.config.post_norms and name.endswith("norm"):
             values += np.float32(1)
         return values
@@ -154,7 +155,8 @@ class SafetensorsWeights:
             total.update(file.sha256())
         return total.digest()
 
-    def _find(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+    def stored(self, name: str, shape: tuple[int, ...]) -> StoredTensor:
+        """A tensor of this shape as the file has it, not read yet; raises ModelFileError."""
         stored = self._stored_name(name)
         file = self._shards.get(stored)
         if file is None:

@@ -4,15 +4,19 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engine.model.download import ModelUnavailableError
 from engine.model.download import Progress as Callback
-from engine.model.store import ModelEntry, UnknownModelError, entries
+from engine.model.store import ModelEntry, UnknownModelError, entries, locate
 from engine.model.store import pull as pull_model
 from gateway.cli.admin.session import WRONG_USE, fail, load_settings
+from gateway.cli.engine import problems_of
+
+if TYPE_CHECKING:
+    from engine.settings import EngineSettings
 
 app = typer.Typer(help="Pull models and list them.", no_args_is_help=True)
 
@@ -49,18 +53,62 @@ def fetch(name: str, data_dir: Path) -> Path:
 @app.command("list")
 def list_models(*, data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the models that are here, and those that can be pulled by name."""
-    found = entries(data_dir or load_settings().data_dir)
+    from pydantic import ValidationError
+
+    from engine.settings import load_engine_settings
+
+    place = data_dir or load_settings().data_dir
+    try:
+        settings = load_engine_settings()
+    except ValidationError as error:
+        fail(problems_of(error))
+    listed = [_document(entry, place, settings) for entry in entries(place)]
     if as_json:
-        typer.echo(json.dumps([_as_json(entry) for entry in found]))
+        typer.echo(json.dumps(listed))
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("NAME", "SIZE", "HERE", "DESCRIPTION", box=None)
-    for entry in found:
-        here = "yes" if entry.path else "no"
-        table.add_row(entry.name, f"{entry.num_bytes / 1e6:.0f} MB", here, entry.description)
+    table = Table("NAME", "STATE", "FAMILY", "TYPE", "SIZE", "MEMORY", "", box=None)
+    for model in listed:
+        table.add_row(
+            model["name"],
+            model["state"],
+            model.get("family", ""),
+            model.get("type", ""),
+            f"{model['bytes'] / 1e6:.0f} MB",
+            f"{model['memory_bytes'] / 1e9:.2f} GB" if "memory_bytes" in model else "",
+            model.get("problem", model["description"]),
+        )
     Console().print(table)
+
+
+def _document(entry: ModelEntry, data_dir: Path, settings: "EngineSettings") -> dict[str, Any]:
+    """What is printed of a model; family, type and memory of one that can be loaded."""
+    listed = {
+        "name": entry.name,
+        "description": entry.description,
+        "present": entry.path is not None,
+        "path": str(entry.path) if entry.path else None,
+        "bytes": entry.num_bytes,
+    }
+    if entry.path is None:
+        return {**listed, "state": "not pulled"}
+    from engine.model.inspect import inspect
+    from engine.protocol.text.errors import ModelFileError
+    from gateway.cli.model_checks import memory_needed
+
+    try:
+        found = inspect(locate(entry.name, data_dir).path)
+    except ModelFileError as error:
+        return {**listed, "state": "unusable", "problem": error.reason}
+    return {
+        **listed,
+        "state": "here",
+        "family": found.family,
+        "type": found.main_type,
+        "memory_bytes": memory_needed(found, settings),
+    }
 
 
 @contextmanager
@@ -81,13 +129,3 @@ def _progress_bar() -> Iterator[Callback | None]:
             bar.update(task, completed=done, total=total, description=phase)
 
         yield show
-
-
-def _as_json(entry: ModelEntry) -> dict[str, object]:
-    return {
-        "name": entry.name,
-        "description": entry.description,
-        "present": entry.path is not None,
-        "path": str(entry.path) if entry.path else None,
-        "bytes": entry.num_bytes,
-    }

@@ -94,6 +94,10 @@ class HttpEngine:
             within=ABORT_TIMEOUT,
         )
 
+    async def health(self) -> None:
+        """GET /health; returns if the engine can work. Raises EngineError."""
+        await self._read("GET", "/health")
+
     async def capacity(self) -> EngineCapacity:
         """GET /capacity."""
         raw = await self._read("GET", "/capacity")

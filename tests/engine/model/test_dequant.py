@@ -12,7 +12,7 @@ from kernels.matrix import FloatMatrix
 
 SUPPORTED = [kind for kind in GgmlType if kind.supported]
 QUANTIZED = [kind for kind in SUPPORTED if kind.block_elements > 1]
-FOUR_BITS = {GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q4_K, GgmlType.Q2_K}
+FOUR_BITS = {GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q4_K}
 BLOCKS_OF_16 = {GgmlType.Q2_K, GgmlType.Q3_K, GgmlType.Q6_K}
 # Zeros, subnormals, the smallest normal, the largest, infinities and NaNs, with either sign.
 EXTREME_HALVES = [0x0000, 0x0001, 0x03FF, 0x0400, 0x3C00, 0x7BFF, 0x7C00, 0x7C01, 0x7E00, 0x7FFF]

@@ -58,3 +58,31 @@ def test_unreachable_hub_is_a_failure(run, monkeypatch):
     assert result.exit_code == 1
     assert "hf:org/name" in result.stderr
     assert result.stdout == ""
+
+
+def test_a_model_that_is_here_is_described(run, tmp_path, smollm2):
+    target = tmp_path / "models" / "smollm2-135m.gguf"
+    target.parent.mkdir()
+    target.symlink_to(smollm2)
+    (listed,) = json.loads(run("list", "--json").stdout)
+    assert (listed["state"], listed["family"], listed["type"]) == (
+        "here",
+        "Llama or Mistral",
+        "Q4_1",
+    )
+    assert 1.1e9 < listed["memory_bytes"] < 2e9
+    table = run("list").stdout
+    assert "Q4_1" in table
+    assert "here" in table
+
+
+def test_a_model_that_cannot_be_loaded_says_why(run, tmp_path):
+    hub = tmp_path / "models" / "hf" / "org" / "tiny"
+    hub.mkdir(parents=True)
+    (hub / "config.json").write_text("{}")
+    (hub / "tokenizer.json").write_text("{}")
+    (hub / "model.safetensors").write_bytes(b"")
+    default, tiny = json.loads(run("list", "--json").stdout)
+    assert default["state"] == "not pulled"
+    assert tiny["state"] == "unusable"
+    assert "model_type" in tiny["problem"]
