@@ -1,68 +1,70 @@
 """Builds the tokenizer that a GGUF file's metadata describes."""
 
-from enum import IntEnum
-from typing import Final
-
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 
+from engine.protocol.text import gguf_sentencepiece
 from engine.protocol.text.byte_level import token_bytes
+from engine.protocol.text.gguf_roles import Kind, declared_ids, token_kinds
 from engine.protocol.text.metadata import Metadata
 from engine.protocol.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from engine.protocol.text.tokenizer import ControlToken, TextTokenizer
-
-_DECLARED: Final = ("bos", "eos", "eot", "eom", "unknown", "padding", "seperator")
-
-
-class _Kind(IntEnum):
-    """`tokenizer.ggml.token_type`."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-def declared_ids(metadata: Metadata) -> dict[str, int]:
-    """The special roles (`bos`, `eos`, ...) that the file assigns, each to an existing token."""
-    num_tokens = len(metadata.texts("tokenizer.ggml.tokens"))
-    roles: dict[str, int] = {}
-    for role in _DECLARED:
-        key = f"tokenizer.ggml.{role}_token_id"
-        if key not in metadata:
-            continue
-        token_id = metadata.integer(key)
-        if not 0 <= token_id < num_tokens:
-            raise metadata.error(f"{key} is {token_id}, but there are {num_tokens} tokens")
-        roles[role] = token_id
-    return roles
 
 
 def build(metadata: Metadata) -> TextTokenizer:
     """The tokenizer; raises ModelFileError for a kind that is not supported or does not add up."""
     family = metadata.text("tokenizer.ggml.model")
-    if family != "gpt2":
-        raise metadata.error(
-            f"its tokenizer is of kind {family!r}; from GGUF files only 'gpt2' (byte-level BPE) is"
-            " supported"
-        )
+    if family == "gpt2":
+        return _byte_level(metadata)
+    if family == "llama":
+        return _sentencepiece(metadata)
+    raise metadata.error(
+        f"its tokenizer is of kind {family!r}; from GGUF files 'gpt2' (byte-level BPE) and 'llama'"
+        " (SentencePiece) are supported"
+    )
+
+
+def _byte_level(metadata: Metadata) -> TextTokenizer:
     rule = _pre_tokenizer(metadata)
     tokens = metadata.texts("tokenizer.ggml.tokens")
-    kinds = _kinds(metadata, tokens)
+    kinds = token_kinds(metadata, tokens)
     plain = _plain(metadata, tokens, kinds, rule)
+    return _text_tokenizer(
+        metadata, kinds, plain, plain, tuple(map(_bytes_of, tokens, kinds)), add_bos=rule.add_bos
+    )
+
+
+def _sentencepiece(metadata: Metadata) -> TextTokenizer:
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    kinds = token_kinds(metadata, tokens)
+    unknown = declared_ids(metadata).get("unknown")
+    plain, middle = gguf_sentencepiece.build(metadata, tokens, kinds, unknown)
+    table = tuple(map(gguf_sentencepiece.piece_bytes, tokens, kinds))
+    return _text_tokenizer(metadata, kinds, plain, middle, table, add_bos=True)
+
+
+def _text_tokenizer(
+    metadata: Metadata,
+    kinds: list[int],
+    plain: Tokenizer,
+    middle: Tokenizer,
+    table: tuple[bytes, ...],
+    *,
+    add_bos: bool,
+) -> TextTokenizer:
+    """With control tokens by their kind, and what the file says that texts are wrapped in."""
     try:
         return TextTokenizer(
             plain=plain,
             plain_inner=plain,
+            middle=middle,
             control=tuple(
                 ControlToken(token_id, text)
-                for token_id, (text, kind) in enumerate(zip(tokens, kinds, strict=True))
-                if kind == _Kind.CONTROL and text
+                for token_id, text in enumerate(metadata.texts("tokenizer.ggml.tokens"))
+                if kinds[token_id] == Kind.CONTROL and text
             ),
-            token_bytes=tuple(map(_bytes_of, tokens, kinds)),
-            prefix=_wrapping(metadata, "add_bos_token", "bos", default=rule.add_bos),
+            token_bytes=table,
+            prefix=_wrapping(metadata, "add_bos_token", "bos", default=add_bos),
             suffix=_wrapping(metadata, "add_eos_token", "eos", default=False),
         )
     except ValueError as error:
@@ -78,22 +80,10 @@ def _pre_tokenizer(metadata: Metadata) -> PreTokenizer:
     return rule
 
 
-def _kinds(metadata: Metadata, tokens: list[str]) -> list[int]:
-    key = "tokenizer.ggml.token_type"
-    kinds = metadata.integers(key) if key in metadata else [int(_Kind.NORMAL)] * len(tokens)
-    if len(kinds) != len(tokens):
-        raise metadata.error(f"{key} has {len(kinds)} entries for {len(tokens)} tokens")
-    # Some converters leave the special tokens "normal"; their roles say what they are.
-    kinds = list(kinds)
-    for token_id in declared_ids(metadata).values():
-        kinds[token_id] = _Kind.CONTROL
-    return kinds
-
-
 def _plain(
     metadata: Metadata, tokens: list[str], kinds: list[int], rule: PreTokenizer
 ) -> Tokenizer:
-    hidden = (_Kind.UNKNOWN, _Kind.CONTROL, _Kind.UNUSED)
+    hidden = (Kind.UNKNOWN, Kind.CONTROL, Kind.UNUSED)
     vocabulary: dict[str, int] = {}
     for token_id, (text, kind) in enumerate(zip(tokens, kinds, strict=True)):
         if kind not in hidden:
@@ -108,7 +98,7 @@ def _plain(
         [
             AddedToken(text, normalized=False)
             for text, kind in zip(tokens, kinds, strict=True)
-            if kind == _Kind.USER_DEFINED and text
+            if kind == Kind.USER_DEFINED and text
         ]
     )
     return plain
@@ -125,9 +115,9 @@ def _merges(metadata: Metadata) -> list[tuple[str, str]]:
 
 
 def _bytes_of(text: str, kind: int) -> bytes:
-    if kind == _Kind.USER_DEFINED:
+    if kind == Kind.USER_DEFINED:
         return text.encode()
-    return token_bytes(text) if kind in {_Kind.NORMAL, _Kind.BYTE} else b""
+    return token_bytes(text) if kind in {Kind.NORMAL, Kind.BYTE} else b""
 
 
 def _wrapping(metadata: Metadata, flag: str, role: str, *, default: bool) -> tuple[int, ...]:

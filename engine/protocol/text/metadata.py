@@ -52,6 +52,10 @@ class Metadata:
         """A required list of integers."""
         return self._items(key, int, "integers")
 
+    def numbers(self, key: str) -> list[float]:
+        """A required list of floating-point numbers."""
+        return self._items(key, float, "numbers")
+
     def _items(self, key: str, kind: type, what: str) -> list[Any]:
         values = self._get(key, _REQUIRED)
         if not isinstance(values, list) or (values and not isinstance(values[0], kind)):

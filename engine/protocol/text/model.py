@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from engine.protocol.errors import InvalidRequest
 from engine.protocol.requests import Message
-from engine.protocol.text import gguf_vocabulary, hf_vocabulary
+from engine.protocol.text import gguf_roles, gguf_vocabulary, hf_vocabulary
 from engine.protocol.text.chat_template import PROBE, ChatTemplate
 from engine.protocol.text.detokenizer import Detokenizer
 from engine.protocol.text.errors import ModelFileError
@@ -144,7 +144,7 @@ def _from_gguf(path: Path, model_id: str) -> TextModel:
         metadata = Metadata(path, file.metadata)
     architecture = metadata.text("general.architecture")
     tokenizer = gguf_vocabulary.build(metadata)
-    roles = gguf_vocabulary.declared_ids(metadata)
+    roles = gguf_roles.declared_ids(metadata)
     tokens = metadata.texts("tokenizer.ggml.tokens")
     special = {
         f"{name}_token": tokens[roles[role]]

@@ -43,14 +43,16 @@ class TextTokenizer:
     """A vocabulary. `token_bytes[id]` is a token's text, b"" for control tokens.
 
     `plain` encodes ordinary text at the start of a prompt, `plain_inner` after its start (some
-    vocabularies put a space before the first word). `prefix` and `suffix` are what a completion's
-    text is wrapped in. Safe to share between threads: encoding changes nothing.
+    vocabularies put a space before the first word); `middle`, where it differs from that, what
+    follows no control token either. `prefix` and `suffix` are what a completion's text is wrapped
+    in. Safe to share between threads: encoding changes nothing.
     """
 
     plain: Tokenizer
     plain_inner: Tokenizer
     control: tuple[ControlToken, ...]
     token_bytes: tuple[bytes, ...]
+    middle: Tokenizer | None = None
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
 
@@ -65,7 +67,7 @@ class TextTokenizer:
 
     def encode_inner(self, text: str) -> list[int]:
         """Text that has text before it. Control tokens spelled in it stay ordinary text."""
-        return _ids(self.plain_inner, text)
+        return _ids(self.middle or self.plain_inner, text)
 
     def encode_rendered(
         self, text: str, marker: str, known: Mapping[str, Sequence[int]] = MappingProxyType({})

@@ -268,9 +268,9 @@ def test_pre_tokenizers_cut_words(write, name, words):
 
 
 REFUSED = {
-    "sentencepiece": (
-        {"model": pair("tokenizer.ggml.model", STRING, "llama")},
-        "its tokenizer is of kind 'llama'",
+    "word pieces": (
+        {"model": pair("tokenizer.ggml.model", STRING, "bert")},
+        "its tokenizer is of kind 'bert'",
     ),
     "pre-tokenizer": (
         {"pre": pair("tokenizer.ggml.pre", STRING, "tekken")},
