@@ -142,8 +142,6 @@ def _check_blocks(matrix: QuantizedMatrix, *, int8_activations: bool) -> None:
         raise ValueError("8-bit activations need a processor with AVX2")
     if columns % 32:
         raise ValueError(f"8-bit activations come in blocks of 32: {columns} columns are not")
-    if matrix.block == 16 and matrix.minima is not None:
-        raise ValueError("no kernel for 8-bit activations takes minima of 16 columns")
 
 
 def _checked(array: Array, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:

@@ -9,8 +9,11 @@ from kernels.cpu.library import _load
 from kernels.matrix import FloatMatrix, QuantizedMatrix
 
 FLOATS = ("f32", "f16", "bf16")
-# (bits, block, whether it has minima): Q4_0, Q4_1 and Q4_K; Q8_0 and Q5_0; Q5_1 and Q5_K; Q6_K.
-CODES = ((4, 32, False), (4, 32, True), (8, 32, False), (8, 32, True), (8, 16, False))
+# (bits, block, whether it has minima): Q4_0; Q4_1, Q4_K; Q8_0, Q5_0; Q5_1, Q5_K; Q6_K; Q2_K.
+CODES = (
+    *((4, 32, False), (4, 32, True)),
+    *((8, 32, False), (8, 32, True), (8, 16, False), (8, 16, True)),
+)
 
 
 def use_library(monkeypatch, variant):

@@ -104,8 +104,6 @@ def test_a_token_alone_gives_what_it_gives_in_a_batch(library, tokens):
 def test_a_token_alone_gives_what_it_gives_in_a_batch_with_8_bit_activations(avx2, tokens):
     x = draw(tokens, 320)
     for codes in CODES:
-        if codes == (8, 16, True):
-            continue
         weight = pack(code_matrix(codes, 35, 320, 0), int8_activations=True)
         together = linear(avx2, weight, x)
         for token in {0, 1, tokens // 2, tokens - 1}:
