@@ -16,7 +16,10 @@
 #include "multiply.h"
 #include "vec_math.h"
 
-enum { SPAN_POSITIONS = 128 }; /* about so many; whole pages, one at least */
+enum {
+    SPAN_POSITIONS = 128, /* about so many; whole pages, one at least */
+    CACHE_LINE = 16,      /* floats */
+};
 
 /* What an item works on. */
 typedef struct {
@@ -85,19 +88,27 @@ static int64_t page_offset(const item *it, int64_t position)
     return (page * pages->num_kv_heads + it->kv_head) * pages->head_dim * pages->page_size;
 }
 
-static void score_page(const item *it, int64_t base, int64_t offset)
+/* Have the item's part of a page's keys or values fetched: pages lie anywhere in memory, where the
+ * processor does not expect them. Inline, or gcc takes the function for one without effects. */
+EVH_INLINE void fetch(const item *it, const float *pages, int64_t position)
+{
+    const float *part = pages + page_offset(it, position);
+    for (int64_t i = 0; i < it->pages->head_dim * it->pages->page_size; i += CACHE_LINE)
+        __builtin_prefetch(part + i);
+}
+
+/* Scores of the page at position `at` of the span at `base`. */
+static void score_page(const item *it, int64_t base, int64_t at)
 {
     int64_t size = it->pages->page_size, dim = it->pages->head_dim;
-    range tokens = tokens_seeing(it, base + offset, size);
-    if (tokens.first >= tokens.past)
-        return;
+    range tokens = tokens_seeing(it, at, size);
     int64_t query = tokens.first * it->shared;
     product scores = {
         .factors = it->queries + query * dim,
         .factor_stride = dim,
-        .matrix = it->pages->keys + page_offset(it, base + offset),
+        .matrix = it->pages->keys + page_offset(it, at),
         .matrix_stride = size,
-        .out = it->scores + query * it->stride + offset,
+        .out = it->scores + query * it->stride + at - base,
         .out_stride = it->stride,
         .rows = (tokens.past - tokens.first) * it->shared,
         .columns = size,
@@ -148,23 +159,23 @@ static void fold_span(const item *it, int64_t base)
             fold_query(it, i * it->shared + h, seen_by(it, i, base, it->width));
 }
 
-/* Tokens that see the same slots of the page are computed together: all but those whose position
- * or window's start is inside of it. */
-static void add_page(const item *it, int64_t base, int64_t offset)
+/* Values of the page at position `at` of the span at `base`, times weights. Tokens that see the same
+ * slots are computed together: all but those whose position or window's start is inside the page. */
+static void add_page(const item *it, int64_t base, int64_t at)
 {
     int64_t size = it->pages->page_size, dim = it->pages->head_dim;
-    range tokens = tokens_seeing(it, base + offset, size);
+    range tokens = tokens_seeing(it, at, size);
     for (int64_t i = tokens.first, next; i < tokens.past; i = next) {
-        range seen = seen_by(it, i, base + offset, size);
+        range seen = seen_by(it, i, at, size);
         for (next = i + 1; next < tokens.past; next++) {
-            range other = seen_by(it, next, base + offset, size);
+            range other = seen_by(it, next, at, size);
             if (other.first != seen.first || other.past != seen.past)
                 break;
         }
         product values = {
-            .factors = it->scores + i * it->shared * it->stride + offset + seen.first,
+            .factors = it->scores + i * it->shared * it->stride + at - base + seen.first,
             .factor_stride = it->stride,
-            .matrix = it->pages->values + page_offset(it, base + offset) + seen.first * dim,
+            .matrix = it->pages->values + page_offset(it, at) + seen.first * dim,
             .matrix_stride = dim,
             .out = it->sums + i * it->shared * dim,
             .out_stride = dim,
@@ -193,16 +204,28 @@ static void start_item(const item *it, const float *qkv, int64_t num_heads, floa
     }
 }
 
+/* Every page that some token of the tile sees, and no other, is read: its keys, and when those of
+ * the span are done, its values. Each has the next one fetched. */
 static void attend(const item *it)
 {
-    int64_t page_size = it->pages->page_size, past = it->position + it->count;
-    int64_t first = max(0, it->position + 1 - it->window) / it->width * it->width;
-    for (int64_t base = first; base < past; base += it->width) {
-        for (int64_t offset = 0; offset < it->width; offset += page_size)
-            score_page(it, base, offset);
+    const float *keys = it->pages->keys, *values = it->pages->values;
+    int64_t size = it->pages->page_size, past = it->position + it->count;
+    int64_t seen = max(0, it->position + 1 - it->window);
+    for (int64_t base = seen / it->width * it->width; base < past; base += it->width) {
+        int64_t first = max(base, seen / size * size), end = min(base + it->width, past);
+        for (int64_t at = first; at < end; at += size) {
+            if (at + size < end)
+                fetch(it, keys, at + size);
+            else
+                fetch(it, values, first);
+            score_page(it, base, at);
+        }
         fold_span(it, base);
-        for (int64_t offset = 0; offset < it->width; offset += page_size)
-            add_page(it, base, offset);
+        for (int64_t at = first; at < end; at += size) {
+            if (at + size < past)
+                fetch(it, at + size < end ? values : keys, at + size);
+            add_page(it, base, at);
+        }
     }
 }
 

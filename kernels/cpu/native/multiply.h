@@ -23,72 +23,99 @@ typedef struct {
     int64_t depth;
 } product;
 
-enum { MULTIPLY_ROWS = 6 }; /* twelve sums, two matrix vectors and a factor: sixteen registers */
+/* One register; compilers keep a loop's sums in memory when they are wider than the machine's. */
+#ifdef __AVX2__
+typedef f32x8 floats;
+enum { LANES = 8 };
 
-/* `rows` rows and 8 * `vectors` columns from (row, column). */
-EVH_INLINE void multiply_block(const product *p, int rows, int vectors, bool add, int64_t row,
-                               int64_t column)
+EVH_INLINE floats splat(float x)
+{
+    return f32x8_splat(x);
+}
+
+EVH_INLINE floats multiply_add(floats a, floats b, floats c)
+{
+    return f32x8_fma(a, b, c);
+}
+#else
+typedef float floats __attribute__((vector_size(16)));
+enum { LANES = 4 };
+
+EVH_INLINE floats splat(float x)
+{
+    return (floats){x, x, x, x};
+}
+
+EVH_INLINE floats multiply_add(floats a, floats b, floats c)
+{
+    return a * b + c;
+}
+#endif
+
+/* A block has about twelve sums, which sixteen registers hold beside vectors of the matrix and a
+ * factor: the fewer rows there are, the more columns, so that the matrix is read in longer runs. */
+enum { BLOCK_ROWS = 6, BLOCK_SUMS = 12, BLOCK_VECTORS = 8 };
+
+/* The block of `rows` and `columns` from (row, column); of columns LANES, a multiple, or one. */
+EVH_INLINE void multiply_block(const product *p, int64_t row, int64_t column, int rows,
+                               int columns, bool add)
 {
     const float *factors = p->factors + row * p->factor_stride;
     const float *matrix = p->matrix + column;
-    f32x8 sums[MULTIPLY_ROWS][2] = {0};
+    const int vectors = columns == 1 ? 1 : columns / LANES;
+    const size_t bytes = columns == 1 ? sizeof(float) : sizeof(floats);
+    floats sums[BLOCK_ROWS][BLOCK_VECTORS] = {0};
     for (int64_t k = 0; k < p->depth; k++, matrix += p->matrix_stride) {
-        f32x8 part[2];
+        floats part[BLOCK_VECTORS] = {0};
         EVH_UNROLL
         for (int v = 0; v < vectors; v++)
-            part[v] = f32x8_load(matrix + 8 * v);
+            memcpy(&part[v], matrix + LANES * v, bytes);
         EVH_UNROLL
         for (int r = 0; r < rows; r++) {
-            f32x8 factor = f32x8_splat(factors[r * p->factor_stride + k]);
+            floats factor = splat(factors[r * p->factor_stride + k]);
             EVH_UNROLL
             for (int v = 0; v < vectors; v++)
-                sums[r][v] = f32x8_fma(factor, part[v], sums[r][v]);
+                sums[r][v] = multiply_add(factor, part[v], sums[r][v]);
         }
     }
     EVH_UNROLL
     for (int r = 0; r < rows; r++)
         EVH_UNROLL
         for (int v = 0; v < vectors; v++) {
-            float *to = p->out + (row + r) * p->out_stride + column + 8 * v;
-            f32x8_store(to, add ? f32x8_load(to) + sums[r][v] : sums[r][v]);
+            float *to = p->out + (row + r) * p->out_stride + column + LANES * v;
+            floats before = {0};
+            if (add)
+                memcpy(&before, to, bytes);
+            sums[r][v] += before;
+            memcpy(to, &sums[r][v], bytes);
         }
 }
 
-/* One column of what is left of a width that is no multiple of eight. */
-EVH_INLINE void multiply_column(const product *p, int rows, bool add, int64_t row, int64_t column)
+EVH_INLINE void multiply_rows(const product *p, int64_t row, int rows, bool add)
 {
-    for (int r = 0; r < rows; r++) {
-        const float *factors = p->factors + (row + r) * p->factor_stride;
-        float *to = p->out + (row + r) * p->out_stride + column;
-        float sum = 0;
-        for (int64_t k = 0; k < p->depth; k++)
-            sum += factors[k] * p->matrix[k * p->matrix_stride + column];
-        *to = add ? *to + sum : sum;
-    }
-}
-
-EVH_INLINE void multiply_rows(const product *p, int rows, bool add, int64_t row)
-{
+    const int widest = LANES * (rows == 1 ? BLOCK_VECTORS : BLOCK_SUMS / rows);
     int64_t column = 0;
-    for (; column + 16 <= p->columns; column += 16)
-        multiply_block(p, rows, 2, add, row, column);
-    for (; column + 8 <= p->columns; column += 8)
-        multiply_block(p, rows, 1, add, row, column);
+    for (; column + widest <= p->columns; column += widest)
+        multiply_block(p, row, column, rows, widest, add);
+    for (; column + 2 * LANES <= p->columns; column += 2 * LANES)
+        multiply_block(p, row, column, rows, 2 * LANES, add);
+    for (; column + LANES <= p->columns; column += LANES)
+        multiply_block(p, row, column, rows, LANES, add);
     for (; column < p->columns; column++)
-        multiply_column(p, rows, add, row, column);
+        multiply_block(p, row, column, rows, 1, add);
 }
 
 EVH_INLINE void multiply(const product *p, bool add)
 {
     int64_t row = 0;
-    for (; row + MULTIPLY_ROWS <= p->rows; row += MULTIPLY_ROWS)
-        multiply_rows(p, MULTIPLY_ROWS, add, row);
+    for (; row + BLOCK_ROWS <= p->rows; row += BLOCK_ROWS)
+        multiply_rows(p, row, BLOCK_ROWS, add);
     switch (p->rows - row) {
-    case 5: multiply_rows(p, 5, add, row); break;
-    case 4: multiply_rows(p, 4, add, row); break;
-    case 3: multiply_rows(p, 3, add, row); break;
-    case 2: multiply_rows(p, 2, add, row); break;
-    case 1: multiply_rows(p, 1, add, row); break;
+    case 5: multiply_rows(p, row, 5, add); break;
+    case 4: multiply_rows(p, row, 4, add); break;
+    case 3: multiply_rows(p, row, 3, add); break;
+    case 2: multiply_rows(p, row, 2, add); break;
+    case 1: multiply_rows(p, row, 1, add); break;
     }
 }
 
