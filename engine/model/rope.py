@@ -23,8 +23,8 @@ class Scaling(Protocol):
         """The factor of cosine and sine."""
         ...
 
-    def apply(self, frequencies: Array) -> Array:
-        """The scaled frequencies [D/2] of a head whose unscaled ones are `frequencies`."""
+    def apply(self, periods: Array) -> Array:
+        """The frequencies [D/2] of pairs that as trained turn a radian in so many positions."""
         ...
 
 
@@ -34,9 +34,9 @@ class Unscaled:
 
     scale: float = 1.0
 
-    def apply(self, frequencies: Array) -> Array:
+    def apply(self, periods: Array) -> Array:
         """See `Scaling.apply`."""
-        return frequencies
+        return np.float32(1) / periods
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Linear:
     factor: float
     scale: float = 1.0
 
-    def apply(self, frequencies: Array) -> Array:
+    def apply(self, periods: Array) -> Array:
         """See `Scaling.apply`."""
-        return frequencies / np.float32(self.factor)
+        return np.float32(1) / periods / np.float32(self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class Divisors:
     values: tuple[float, ...]
     scale: float = 1.0
 
-    def apply(self, frequencies: Array) -> Array:
+    def apply(self, periods: Array) -> Array:
         """See `Scaling.apply`."""
         divisors: Array = np.array(self.values, np.float32)
-        return frequencies / divisors
+        return np.float32(1) / periods / divisors
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,13 @@ class Llama3:
     original_context: int
     scale: float = 1.0
 
-    def apply(self, frequencies: Array) -> Array:
+    def apply(self, periods: Array) -> Array:
         """See `Scaling.apply`."""
-        wavelengths = np.float32(2 * math.pi) / frequencies
+        frequencies = np.float32(1) / periods
+        wavelengths = np.float32(1) / frequencies * np.float32(2 * math.pi)
         slow = wavelengths > self.original_context / self.low_frequency
         fast = wavelengths < self.original_context / self.high_frequency
-        turns = np.float32(self.original_context) / wavelengths
+        turns = np.float32(1) / wavelengths * np.float32(self.original_context)
         share = turns - np.float32(self.low_frequency)
         share /= np.float32(self.high_frequency - self.low_frequency)
         blended = (1 - share) * frequencies / np.float32(self.factor) + share * frequencies
@@ -104,12 +105,12 @@ class Yarn:
     last: float
     scale: float
 
-    def apply(self, frequencies: Array) -> Array:
+    def apply(self, periods: Array) -> Array:
         """See `Scaling.apply`."""
-        pairs = np.arange(len(frequencies), dtype=np.float32)
+        pairs = np.arange(len(periods), dtype=np.float32)
         steps = (pairs - np.float32(self.first)) / np.float32(self.last - self.first)
         kept = 1 - np.clip(steps, np.float32(0), np.float32(1))
-        periods = np.float32(1) / frequencies
+        frequencies = np.float32(1) / periods
         squeezed = np.float32(1) / (np.float32(self.factor) * periods)
         mixed: Array = squeezed * (1 - kept) + frequencies * kept
         return mixed
@@ -153,8 +154,7 @@ class Rope:
     def frequencies(self) -> Array:
         """Radians per position of each pair, fp32 [head_dim / 2]."""
         exponents = np.arange(0, self.head_dim, 2).astype(np.float32) / np.float32(self.head_dim)
-        plain = np.float32(1) / np.float32(self.theta) ** exponents
-        return self.scaling.apply(plain)
+        return self.scaling.apply(np.float32(self.theta) ** exponents)
 
     @property
     def scale(self) -> float:
