@@ -66,6 +66,9 @@ bench-peers: ## install llama.cpp's server and OpenVINO GenAI beside it, for `ma
 	  xllamacpp==2026.10.11549 openvino==2026.4.1 openvino-genai==2026.4.1.0 \
 	  openvino-tokenizers==2026.4.1.0
 
+gpu-check: $(INSTALLED) ## on a machine with a GPU: is it right, and how fast; at most 8 minutes
+	$(BIN)/python -m benchmarks.gpu_check
+
 format: $(INSTALLED) ## rewrite the sources in the house style
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix-only $(SOURCES)

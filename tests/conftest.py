@@ -12,8 +12,9 @@ from engine.server.waiting import yield_while_waiting
 # tests of kernels and models took many times as long on a busy machine.
 yield_while_waiting()
 
-# Triton reads it when kernels are defined: tests run them in its interpreter, on the CPU.
-os.environ["TRITON_INTERPRET"] = "1"
+# Triton reads it when kernels are defined: they run in its interpreter, on the CPU, unless whoever
+# has a GPU says 0.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # How long an example takes says something about the machine, not about the product.
 settings.register_profile(

@@ -13,7 +13,8 @@ decides: at `min_p`, at the end of a nucleus, or when the point falls between tw
 Shapes: `logits` [R, VOCAB] of any type, dense. `rules` [R, 5] fp64: log2 e over the temperature,
 top_k in [1, VOCAB], top_p, min_p, point. The first `counts[r]` of `ids`, `values` and `weights`
 [R, VOCAB] are row r's candidates, their logits and their weights; 0 of them where no logit is a
-number. `ends` [R, 2] are the smallest and the largest of their logits. What a draw means is said in
+number. `ends` [R, 2] are the smallest and the largest of the candidates' logits, `wholes` [R] the
+weight of the vocabulary where top-p is a share of all of it, else 0. What a draw means is said in
 `kernels.draws.Draws`; the reference is `ReferenceKernels.sample`.
 """
 
@@ -47,12 +48,13 @@ def sample(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     values = torch.empty(room, dtype=torch.float32, device=device)
     weights = torch.empty(room, dtype=torch.int64, device=device)
     counts = torch.empty(room[0], dtype=torch.int32, device=device)
+    wholes = torch.empty(room[0], dtype=torch.int64, device=device)
     ends = torch.empty(room[0], 2, dtype=torch.float32, device=device)
     how = launch(vocab).keywords()
     for first in range(0, rows, ROWS_AT_ONCE):
         now = slice(first, min(first + ROWS_AT_ONCE, rows))
         grid = (now.stop - first,)
-        found = (ids, values, weights, counts, ends)
+        found = (ids, values, weights, counts, wholes, ends)
         gather_candidates[grid](logits[now], rules[now], *found, **how)
         draw_tokens[grid](rules[now], *found, tokens[now], **how)
     return tokens
@@ -63,9 +65,11 @@ def _rules(draws: Draws, vocab: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     greedy = (draws.temperatures <= 0) | (draws.top_ks == 1)
     top_ks = np.where(draws.top_ks > 0, np.minimum(draws.top_ks, vocab), vocab)
     temperatures = np.where(greedy, 1.0, draws.temperatures)
+    with np.errstate(over="ignore"):
+        scales = np.log2(np.e) / temperatures  # infinite for tiny ones, as it should be
     return np.stack(
         [
-            np.log2(np.e) / temperatures,
+            scales,
             np.where(greedy, 1, top_ks),
             draws.top_ps,
             draws.min_ps,
@@ -89,6 +93,7 @@ def gather_candidates(
     values: tl.tensor,
     weights: tl.tensor,
     counts: tl.tensor,
+    wholes: tl.tensor,
     ends: tl.tensor,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -118,6 +123,7 @@ def gather_candidates(
     bound = tl.full([], _LOWEST, tl.float32)
     if top_k <= BLOCK:
         bound = _kth_largest(best, top_k, top)
+    whole = tl.full([], 0, tl.int64)
     least = tl.full([], 0, tl.int64)
     if (top_k == VOCAB) & (top_p < 1):
         sums = tl.full([BLOCK], 0, tl.int64)
@@ -144,6 +150,7 @@ def gather_candidates(
         count += tl.sum(found, 0)
         low = tl.minimum(low, tl.min(tl.where(found > 0, x, top), 0))
     tl.store(counts + row, tl.where(tl.sum(numbers, 0) > 0, count, 0))
+    tl.store(wholes + row, whole)
     tl.store(ends + row * 2, low)
     tl.store(ends + row * 2 + 1, top)
 
@@ -155,6 +162,7 @@ def draw_tokens(
     values: tl.tensor,
     weights: tl.tensor,
     counts: tl.tensor,
+    wholes: tl.tensor,
     ends: tl.tensor,
     tokens: tl.tensor,
     VOCAB: tl.constexpr,
@@ -180,7 +188,8 @@ def draw_tokens(
     total = _above(values, weights, count, bound, True, BLOCK)
     total += at_bound * _likely_weight(bound, top, scale, 0.0)
     if top_p < 1:
-        wanted = _share(top_p, total)
+        whole = tl.load(wholes + row)
+        wanted = _share(top_p, tl.where(whole > 0, whole, total))
         bound = _search(values, weights, count, tl.maximum(bound, low), top, wanted, True, BLOCK)
         above = _above(values, weights, count, bound, True, BLOCK)
         each = _likely_weight(bound, top, scale, 0.0)
@@ -306,7 +315,14 @@ def _share(part: tl.tensor, total: tl.tensor) -> tl.tensor:
 
 def signatures() -> list[Signature]:
     """For Gemma 3's vocabulary."""
-    found = {"ids": "*i32", "values": "*fp32", "weights": "*i64", "counts": "*i32", "ends": "*fp32"}
+    found = {
+        "ids": "*i32",
+        "values": "*fp32",
+        "weights": "*i64",
+        "counts": "*i32",
+        "wholes": "*i64",
+        "ends": "*fp32",
+    }
     vocab = 262_144
     signatures = [
         Signature(

@@ -15,6 +15,7 @@ from engine.model.torch_decoder import TorchDecoder
 from engine.runner.decoder_runner import DecoderRunner
 from kernels.reference import ReferenceKernels
 from tests.support.equivalence import Comparison, forced_case
+from tests.support.paged_tensors import DEVICE
 from tests.support.tiny_models import tiny
 
 BLOCK = 8
@@ -47,7 +48,7 @@ def plain(folder):
 
 
 def compare(folder, reference, dtype):
-    model = GpuDecoder(open_weights(folder), dtype, device="cpu")
+    model = GpuDecoder(open_weights(folder), dtype, DEVICE)
     runner = DecoderRunner(model, 32, BLOCK, 4, 24)
     config = CoreConfig(
         num_blocks=32,
@@ -95,7 +96,7 @@ def test_tokens_are_drawn_on_the_device_as_on_the_host(saved):
         num_tokens=25,
     )
     host = DecoderRunner(plain(folder), 8, BLOCK, 8, 32).execute(batch)
-    runner = DecoderRunner(GpuDecoder(open_weights(folder), "float32", "cpu"), 8, BLOCK, 8, 32)
+    runner = DecoderRunner(GpuDecoder(open_weights(folder), "float32", DEVICE), 8, BLOCK, 8, 32)
     drawn = []
     draw = runner._draw
     runner._draw = lambda tokens, draws: drawn.append(len(tokens)) or draw(tokens, draws)
@@ -109,7 +110,7 @@ def test_tokens_are_drawn_on_the_device_as_on_the_host(saved):
 
 def test_a_state_that_draws_is_known_by_what_it_can(saved):
     folder, _ = saved("qwen2")
-    state = GpuDecoder(open_weights(folder), "float32", "cpu").open(4, BLOCK, 8)
+    state = GpuDecoder(open_weights(folder), "float32", DEVICE).open(4, BLOCK, 8)
     assert isinstance(state, DrawingState)
     assert not isinstance(plain(folder).open(4, BLOCK, 8), DrawingState)
     assert not state.pages.keys.any()
@@ -119,23 +120,23 @@ def test_a_state_that_draws_is_known_by_what_it_can(saved):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_the_type_is_the_weights_own_or_bfloat16(saved, dtype):
     weights = open_weights(saved("llama", dtype)[0])
-    model = GpuDecoder(weights, device="cpu")
+    model = GpuDecoder(weights, device=DEVICE)
     assert model.dtype == (torch.float16 if dtype == torch.float16 else torch.bfloat16)
     assert model.digest != weights.digest()
-    assert GpuDecoder(weights, "float32", "cpu").digest == weights.digest()
+    assert GpuDecoder(weights, "float32", DEVICE).digest == weights.digest()
     assert model.page_bytes(16) == 2 * 2 * 2 * 2 * 16 * 16  # two each of layers, heads and bytes
 
 
 def test_what_the_kernels_do_not_take_is_refused_when_opened(tmp_path, saved):
     tiny("llama", head_dim=12).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="head_dim must be a multiple of 8"):
-        GpuDecoder(open_weights(tmp_path), device="cpu").open(4, BLOCK, 8)
+        GpuDecoder(open_weights(tmp_path), device=DEVICE).open(4, BLOCK, 8)
     with pytest.raises(ValueError, match="page_size must be"):
-        GpuDecoder(open_weights(saved("qwen2")[0]), device="cpu").open(4, 12, 8)
+        GpuDecoder(open_weights(saved("qwen2")[0]), device=DEVICE).open(4, 12, 8)
 
 
 def test_what_does_not_exist_never_reaches_the_device(saved):
-    state = GpuDecoder(open_weights(saved("qwen2")[0]), "float32", "cpu").open(4, BLOCK, 8)
+    state = GpuDecoder(open_weights(saved("qwen2")[0]), "float32", DEVICE).open(4, BLOCK, 8)
     layout = gpu_decoder._one_row(1, 1)
     with pytest.raises(ValueError, match="token is not among 300"):
         state.forward(np.array([300], np.int32), layout)

@@ -3,6 +3,7 @@ import torch
 from torch.nn import functional
 
 from kernels.triton.gated import gated
+from tests.support.paged_tensors import DEVICE
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 ACTIVATIONS = {
@@ -16,7 +17,7 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("width", [1, 7, 1024, 1536, 2050])
 def test_every_width_is_gated(dtype, activation, width):
     generator = torch.Generator().manual_seed(width)
-    gate_up = (torch.randn(3, 2 * width, generator=generator) * 4).to(dtype)
+    gate_up = (torch.randn(3, 2 * width, generator=generator) * 4).to(DEVICE, dtype)
     gate, up = gate_up.double().chunk(2, -1)
     expected = ACTIVATIONS[activation](gate) * up
     result = gated(gate_up, activation)
@@ -28,7 +29,7 @@ def test_every_width_is_gated(dtype, activation, width):
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_large_gates_are_open_or_shut(activation):
-    gate_up = torch.tensor([[88.0, 1e4, -88.0, -1e4, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0]])
+    gate_up = torch.tensor([[88.0, 1e4, -88.0, -1e4, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0]], device=DEVICE)
     gate, up = gate_up.double().chunk(2, -1)
     expected = ACTIVATIONS[activation](gate) * up
     torch.testing.assert_close(gated(gate_up, activation).double(), expected, rtol=2e-6, atol=1e-30)
