@@ -27,12 +27,12 @@ _MAX_ELEMENTS: Final = 1 << 40
 _MAX_NAME: Final = (1 << 16) - 1
 _MAX_STRING: Final = 1 << 24
 _FIRST_READ: Final = 1 << 20
-_MAX_ARRAY_ITEMS: Final = 1 << 24  # over all arrays; real vocabularies are below 2**20
+_MAX_ARRAY_ITEMS: Final = 1 << 22  # over all arrays; the largest vocabularies have 2**20
 
 _STRING: Final = 8
 _ARRAY: Final = 9
 _BOOL: Final = 7
-_SCALARS: Final = {
+_SCALARS: Final[Mapping[int, Any]] = {  # as `memoryview.cast` has them
     0: "B",
     1: "b",
     2: "H",
@@ -227,7 +227,7 @@ class _Reader:
         if self._array_items > _MAX_ARRAY_ITEMS:
             raise self._error(f"metadata array {key!r} claims {count} elements, which is too many")
         if kind != _STRING:
-            return list(self._scalars(kind, count, key))
+            return self._scalars(kind, count, key)
         if count > (self._size - self._at) // 8:
             raise self._error(f"is truncated or damaged: array {key!r} runs past the end")
         return self._strings(count, key)
@@ -259,13 +259,14 @@ class _Reader:
         self._take(length, what)
         return self._data
 
-    def _scalars(self, kind: int, count: int, key: str) -> tuple[Any, ...]:
+    def _scalars(self, kind: int, count: int, key: str) -> list[Any]:
         code = _SCALARS.get(kind)
         if code is None:
             raise self._error(f"metadata key {key!r} has the unknown type {kind}")
-        start = self._take(count * struct.calcsize(f"<{code}"), f"the value of {key!r}")
-        values = struct.unpack_from(f"<{count}{code}", self._data, start)
-        return tuple(map(bool, values)) if kind == _BOOL else values
+        length = count * struct.calcsize(f"<{code}")
+        start = self._take(length, f"the value of {key!r}")
+        values: list[Any] = memoryview(self._data)[start : start + length].cast(code).tolist()
+        return [bool(value) for value in values] if kind == _BOOL else values
 
     def _alignment(self, metadata: dict[str, Any]) -> int:
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)

@@ -1,6 +1,7 @@
 """Builds the tokenizer that a Hugging Face folder's tokenizer.json describes."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -9,10 +10,11 @@ from tokenizers import Tokenizer
 
 from engine.protocol.text.byte_level import token_bytes
 from engine.protocol.text.errors import ModelFileError
+from engine.protocol.text.hf_checks import checked
 from engine.protocol.text.json_file import read_json
-from engine.protocol.text.tokenizer import ControlToken, TextTokenizer
+from engine.protocol.text.tokenizer import ControlToken, TextTokenizer, is_panic
 
-_MAX_TOKEN_ID: Final = (1 << 24) - 1
+_BYTE: Final = re.compile("<0x([0-9A-Fa-f]{2})>")
 _PROBE: Final = "a"
 
 
@@ -24,23 +26,28 @@ def build(path: Path) -> TextTokenizer:
         raise ModelFileError(path, "is not a BPE tokenizer; other kinds are not supported")
     try:
         return _build(description, model)
-    except Exception as error:  # `tokenizers` raises bare Exception for whatever it dislikes
-        raise ModelFileError(path, f"is not a usable tokenizer ({error})") from error
+    except BaseException as error:
+        # `tokenizers` raises bare Exception for whatever it dislikes, or its Rust code panics.
+        if isinstance(error, Exception) or is_panic(error):
+            raise ModelFileError(path, f"is not a usable tokenizer ({error})") from error
+        raise
 
 
 def _build(description: Mapping[str, Any], model: Mapping[str, Any]) -> TextTokenizer:
-    added = description.get("added_tokens") or []
+    parts = checked(description)
+    added = parts["added_tokens"]
     control = tuple(_control_token(token) for token in added if token["special"])
-    plain_description = _without_control(description, model, control)
-    whole = Tokenizer.from_str(json.dumps(description))
-    whole.no_truncation()
-    whole.no_padding()
+    plain_description = _without_control(parts, model, control)
+    whole = Tokenizer.from_str(json.dumps(parts))
+    table = _token_bytes(description, model, added)
     prefix, suffix = _wrapping(whole)
+    if max((*prefix, *suffix), default=-1) >= len(table):
+        raise ValueError("its post-processor adds a token that does not exist")
     return TextTokenizer(
         plain=Tokenizer.from_str(json.dumps(plain_description)),
         plain_inner=Tokenizer.from_str(json.dumps(_inner(plain_description))),
         control=control,
-        token_bytes=_token_bytes(description, model, added),
+        token_bytes=table,
         prefix=prefix,
         suffix=suffix,
     )
@@ -66,8 +73,6 @@ def _without_control(
         "added_tokens": kept,
         "model": {**model, "vocab": vocabulary},
         "post_processor": None,
-        "truncation": None,
-        "padding": None,
     }
 
 
@@ -86,7 +91,10 @@ def _wrapping(whole: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the post-processor puts before and after a text."""
     bare = whole.encode(_PROBE, add_special_tokens=False).ids
     full = whole.encode(_PROBE, add_special_tokens=True).ids
-    start = next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)
+    starts = [i for i in range(len(full)) if full[i : i + len(bare)] == bare]
+    if not starts:
+        raise ValueError("its post-processor leaves texts out")
+    start = starts[0]
     return tuple(full[:start]), tuple(full[start + len(bare) :])
 
 
@@ -95,10 +103,7 @@ def _token_bytes(
 ) -> tuple[bytes, ...]:
     byte_level = '"ByteLevel"' in json.dumps(description.get("decoder"))
     ids = {**{i: text for text, i in model["vocab"].items()}, **{t["id"]: "" for t in added}}
-    highest = max(ids, default=-1)
-    if highest > _MAX_TOKEN_ID:
-        raise ValueError(f"its token id {highest} is above {_MAX_TOKEN_ID}")
-    table = [b""] * (highest + 1)
+    table = [b""] * (max(ids, default=-1) + 1)
     for token_id, text in ids.items():
         table[token_id] = token_bytes(text) if byte_level else _sentencepiece_bytes(text)
     for token in added:
@@ -107,6 +112,5 @@ def _token_bytes(
 
 
 def _sentencepiece_bytes(text: str) -> bytes:
-    if len(text) == len("<0x00>") and text.startswith("<0x") and text.endswith(">"):
-        return bytes.fromhex(text[3:5])
-    return text.replace("\u2581", " ").encode()
+    byte = _BYTE.fullmatch(text)
+    return bytes.fromhex(byte[1]) if byte else text.replace("\u2581", " ").encode()

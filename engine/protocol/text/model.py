@@ -18,6 +18,7 @@ from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.gguf import GgufFile
 from engine.protocol.text.json_file import read_json
 from engine.protocol.text.metadata import Metadata
+from engine.protocol.text.model_file import ModelFile
 from engine.protocol.text.template.program import InvalidTemplateError
 from engine.protocol.text.tokenizer import TextTokenizer, unused_character
 
@@ -218,19 +219,23 @@ def _token_text(value: Any) -> str | None:
 
 
 def _template_source(path: Path, settings: Mapping[str, Any]) -> str:
-    file = path / _TEMPLATE_FILE
-    if file.exists():
-        try:
-            if file.stat().st_size > _MAX_TEMPLATE_BYTES:
-                raise ModelFileError(file, "is too large for a chat template")
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelFileError(file, "cannot be read as UTF-8 text") from error
+    if (path / _TEMPLATE_FILE).exists():
+        return _template_text(path / _TEMPLATE_FILE)
     source = settings.get("chat_template")
     if isinstance(source, list):  # several named templates
         named = {item.get("name"): item.get("template") for item in source}
         source = named.get("default")
     return source if isinstance(source, str) else ""
+
+
+def _template_text(path: Path) -> str:
+    with ModelFile(path) as file:
+        if file.size > _MAX_TEMPLATE_BYTES:
+            raise ModelFileError(path, "is too large for a chat template")
+        try:
+            return file.read(0, file.size).decode()
+        except UnicodeDecodeError as error:
+            raise ModelFileError(path, "is not UTF-8 text") from error
 
 
 def _template(path: Path, source: str, special: Mapping[str, str]) -> ChatTemplate | None:

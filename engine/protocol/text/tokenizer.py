@@ -17,6 +17,8 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer
 
+from engine.protocol.errors import InvalidRequest
+
 _HIGHEST_CODE_POINT: Final = 0x10FFFF
 _LONG: Final = 2_048  # characters; about a millisecond
 # Characters in all parts of all control tokens, which are kept; real models have below 2**23.
@@ -235,9 +237,19 @@ def _pull_apart(found: str, marker: str) -> str:
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
     """Token ids. Only the batch call lets other threads run, and it costs a short text more."""
-    if len(text) > _LONG:
-        (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
-    else:
-        encoding = tokenizer.encode(text, add_special_tokens=False)
+    try:
+        if len(text) > _LONG:
+            (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        else:
+            encoding = tokenizer.encode(text, add_special_tokens=False)
+    except BaseException as error:
+        if is_panic(error):  # a pattern of the model's that takes too long with this text
+            raise InvalidRequest("The model's tokenizer cannot encode this text.") from error
+        raise
     ids: list[int] = encoding.ids
     return ids
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether Rust code gave up. Its exception has no name to import, and is no Exception."""
+    return type(error).__module__ == "pyo3_runtime"
