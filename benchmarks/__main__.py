@@ -12,7 +12,10 @@ import sys
 from pathlib import Path
 
 from benchmarks import (
+    agreement,
     block_hashing,
+    contention,
+    decode,
     engine_speed,
     gateway_overhead,
     prefix_ttft,
@@ -24,8 +27,11 @@ from engine.model.store import pull
 
 SECTIONS = {
     "engine_speed": engine_speed.run,
+    "decode": decode.run,
+    "agreement": agreement.run,
     "prefix_ttft": prefix_ttft.run,
     "start_up": start_up.run,
+    "contention": contention.run,
     "gateway_overhead": gateway_overhead.run,
     "scheduler_steps": scheduler_steps.run,
     "block_hashing": block_hashing.run,
