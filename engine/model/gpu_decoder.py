@@ -51,6 +51,7 @@ def require_gpu() -> None:
 
 def free_for_pages() -> int:
     """Bytes of the GPU's memory that pages may take once the weights are on it."""
+    torch.cuda.empty_cache()  # what loading used for a moment
     free, _ = torch.cuda.mem_get_info()
     return int(free * _SHARE_FOR_PAGES)
 

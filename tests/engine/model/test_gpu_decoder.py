@@ -1,5 +1,8 @@
 """The decoder of GPUs, its kernels interpreted on the CPU; `make gpu-check` has a GPU for it."""
 
+import importlib.util
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +13,11 @@ from engine.core.request import SamplingParams
 from engine.model import gpu_decoder
 from engine.model.decoder import DrawingState
 from engine.model.gpu_decoder import GpuDecoder, require_gpu
-from engine.model.load import open_weights
+from engine.model.load import load_model, open_weights
 from engine.model.torch_decoder import TorchDecoder
 from engine.runner.decoder_runner import DecoderRunner
+from engine.server.main import _kv_memory
+from engine.settings import EngineSettings
 from kernels.reference import ReferenceKernels
 from tests.support.equivalence import Comparison, forced_case
 from tests.support.paged_tensors import DEVICE
@@ -162,3 +167,26 @@ def test_a_gpu_that_is_not_there_is_an_error_that_says_what_is_missing(monkeypat
         require_gpu()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     require_gpu()
+
+
+def test_a_model_is_loaded_for_a_gpu_once_there_is_one(monkeypatch, saved):
+    folder, _ = saved("qwen2")
+    with pytest.raises(ValueError, match="quantization 'activations-int8' is for device 'cpu'"):
+        load_model(folder, quantization="activations-int8", device="cuda")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs torch, which is not installed"):
+        load_model(folder, device="cuda")
+    monkeypatch.undo()
+    monkeypatch.setattr(gpu_decoder, "require_gpu", lambda: None)
+    monkeypatch.setattr(gpu_decoder, "GpuDecoder", partial(GpuDecoder, device=DEVICE))
+    model = load_model(folder, "float16", device="cuda")
+    assert isinstance(model, GpuDecoder)
+    assert model.dtype == torch.float16
+
+
+def test_pages_get_most_of_what_a_gpu_has_left_unless_the_operator_says(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 4000))
+    assert _kv_memory(EngineSettings(device="cuda")) == 850
+    assert _kv_memory(EngineSettings(device="cuda", kv_memory=77)) == 77
+    assert _kv_memory(EngineSettings()) == 1 << 30
