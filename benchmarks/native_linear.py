@@ -2,7 +2,7 @@
 
 `python -m benchmarks.native_linear [TOKENS ...]`. Each layer has weights of its own, so that a
 step finds them in memory and not in a cache, as a real one does. A figure is the median over
-rounds; `model` adds up all layers and the head.
+rounds of the thread's own processor time; `model` adds up all layers and the head.
 """
 
 import ctypes
@@ -66,7 +66,7 @@ def activations(tokens: int, columns: int) -> Activations:
 
 
 def rounds(weights: list[PackedMatrix], tokens: int, count: int) -> list[float]:
-    """Seconds of one product, for each round over all the weights."""
+    """Processor seconds of one product, for each round over all the weights."""
     rows, columns = weights[0].shape
     x = activations(tokens, columns)
     out = np.empty((tokens, rows), np.float32)

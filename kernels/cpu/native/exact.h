@@ -42,8 +42,9 @@ EVH_INLINE void unpack(const evh_matrix *matrix, const uint8_t *panel, int64_t f
 
 /* totals [panels, tokens] += products of one column: `codes` is its group in the first panel,
  * `values` are those of the group's columns, `stride` apart from token to token. */
-EVH_INLINE void add_column(f32x16 totals[2][FEW_TOKENS], const uint8_t *codes, int64_t panel_bytes,
-                           int32_t column, const block_scales scales[2], const float *values,
+EVH_INLINE void add_column(f32x16 totals[FEW_PANELS][FEW_TOKENS], const uint8_t *codes,
+                           int64_t panel_bytes, int32_t column,
+                           const block_scales scales[FEW_PANELS], const float *values,
                            int64_t stride, const exact_format format, const int32_t tokens,
                            const int32_t panels)
 {
@@ -65,9 +66,9 @@ EVH_INLINE void dot(const evh_matrix *matrix, const uint8_t *panel, const float 
                     const int32_t panels)
 {
     const int64_t columns = matrix->columns, panel_bytes = matrix->panel_bytes;
-    f32x16 totals[2][FEW_TOKENS] = {0};
+    f32x16 totals[FEW_PANELS][FEW_TOKENS] = {0};
     for (const float *past = x + columns; x < past; panel += bytes) {
-        block_scales scales[2];
+        block_scales scales[FEW_PANELS];
         EVH_UNROLL
         for (int32_t i = 0; i < panels; i++) {
             scales[i] = load_scales(matrix, panel + i * panel_bytes);
@@ -88,17 +89,17 @@ EVH_INLINE void dot(const evh_matrix *matrix, const uint8_t *panel, const float 
             f32x16_store(sums + (i * tokens + token) * EVH_PANEL, totals[i][token]);
 }
 
-/* dot() for one to FEW_TOKENS tokens and MOST_PANELS(tokens) panels or one, each its own code. */
+/* dot() for any few tokens and panels, each pair of numbers its own code. */
 EVH_INLINE void dot_any(const evh_matrix *matrix, const uint8_t *panel, int32_t panels,
                         const float *x, int32_t tokens, float *sums, const int64_t bytes,
                         const exact_format format)
 {
-    switch (tokens * 2 + panels) {
-    case 1 * 2 + 1: dot(matrix, panel, x, sums, bytes, format, 1, 1); break;
-    case 1 * 2 + 2: dot(matrix, panel, x, sums, bytes, format, 1, 2); break;
-    case 2 * 2 + 1: dot(matrix, panel, x, sums, bytes, format, 2, 1); break;
-    case 2 * 2 + 2: dot(matrix, panel, x, sums, bytes, format, 2, 2); break;
-    case 3 * 2 + 1: dot(matrix, panel, x, sums, bytes, format, 3, 1); break;
+    switch (tokens * FEW_PANELS + panels) {
+    case 1 * FEW_PANELS + 1: dot(matrix, panel, x, sums, bytes, format, 1, 1); break;
+    case 1 * FEW_PANELS + 2: dot(matrix, panel, x, sums, bytes, format, 1, 2); break;
+    case 2 * FEW_PANELS + 1: dot(matrix, panel, x, sums, bytes, format, 2, 1); break;
+    case 2 * FEW_PANELS + 2: dot(matrix, panel, x, sums, bytes, format, 2, 2); break;
+    case 3 * FEW_PANELS + 1: dot(matrix, panel, x, sums, bytes, format, 3, 1); break;
     }
 }
 

@@ -13,13 +13,13 @@ enum {
     BLOCK_TOKENS = 96,   /* whose values stay in the second level cache from panel to panel */
 };
 
-const linear_kernels *kernels_of(const evh_matrix *weight)
+const linear_kernels *kernels_of(const evh_matrix *matrix)
 {
     static const linear_kernels *const of_format[] = {
         [EVH_F32] = &linear_f32, [EVH_F16] = &linear_f16, [EVH_BF16] = &linear_bf16,
         [EVH_W4] = &linear_w4,   [EVH_W8] = &linear_w8,
     };
-    return of_format[weight->format];
+    return of_format[matrix->format];
 }
 
 /* Add the bias of a panel, if there is one, and write its outputs of one token, sums [EVH_PANEL]. */
@@ -35,12 +35,13 @@ static void write_outputs(const evh_matrix *weight, int64_t panel, const float *
     }
 }
 
+/* Exact products with at most FEW_TOKENS tokens. */
 static void multiply_few(const evh_matrix *weight, const evh_activations *x, float *out,
                          int64_t out_stride, int32_t add, int64_t first, int64_t past)
 {
     const linear_kernels *kernels = kernels_of(weight);
-    const int32_t tokens = (int32_t)x->tokens, most = tokens <= 2 ? 2 : 1;
-    float sums[FEW_TOKENS * 2 * EVH_PANEL];
+    const int32_t tokens = (int32_t)x->tokens, most = few_panels(tokens);
+    float sums[FEW_PANELS * FEW_TOKENS * EVH_PANEL];
     for (int64_t panel = first; panel < past;) {
         const int32_t panels = past - panel < most ? 1 : most;
         kernels->dot(weight, panel_at(weight, panel), panels, x->values, tokens, sums);
@@ -71,6 +72,7 @@ EVH_INLINE void multiply_tile(const float *weights, int64_t count, const float *
         f32x16_store(sums + token * EVH_PANEL, totals[token]);
 }
 
+/* multiply_tile() for one to TILE_TOKENS tokens, each number of them its own code. */
 static void multiply_tokens(const float *weights, int64_t count, const float *x, int64_t columns,
                             float *sums, int32_t tokens)
 {

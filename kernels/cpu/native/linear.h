@@ -4,14 +4,17 @@
 
 #include "kernels.h"
 
-enum { FEW_TOKENS = 3 };
+#include <stddef.h>
+
+/* Up to so many tokens are multiplied straight from packed weights; for more it was slower. */
+enum { FEW_TOKENS = 3, FEW_PANELS = 2 };
 
 typedef struct {
     /* Columns `first` up to `first + count` of a panel, whole blocks, as fp32 [count, EVH_PANEL]. */
     void (*unpack)(const evh_matrix *matrix, const uint8_t *panel, int64_t first, int64_t count,
                    float *out);
-    /* Exact products of a panel, or of it and the next, with one to FEW_TOKENS tokens
-     * x [tokens, columns]: sums [panels, tokens, EVH_PANEL]. */
+    /* Exact products of `panels` neighbouring panels, at most few_panels(), with one to FEW_TOKENS
+     * tokens x [tokens, columns]: sums [panels, tokens, EVH_PANEL]. */
     void (*dot)(const evh_matrix *matrix, const uint8_t *panel, int32_t panels, const float *x,
                 int32_t tokens, float *sums);
     /* Products of a panel with the 8-bit form of `count` tokens from token `first` on: sums
@@ -33,6 +36,12 @@ void dot_w8_int8(const evh_matrix *matrix, const uint8_t *panel, const evh_activ
 #define dot_w4_int8 NULL
 #define dot_w8_int8 NULL
 #endif
+
+/* How many panels a format multiplies with few tokens at once: as the vector registers allow. */
+static inline int32_t few_panels(int32_t tokens)
+{
+    return tokens < FEW_TOKENS ? FEW_PANELS : 1;
+}
 
 /* How many of `count` tokens to do next, such that all tiles are about the same size. */
 static inline int64_t tile_size(int64_t count, int64_t most)

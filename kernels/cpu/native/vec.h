@@ -16,10 +16,7 @@
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
-typedef int16_t i16x16 __attribute__((vector_size(32)));
-typedef int8_t i8x32 __attribute__((vector_size(32)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
-typedef int8_t i8x8 __attribute__((vector_size(8)));
 
 /* A function that must be expanded where it is called, so that its constant arguments fold. */
 #define EVH_INLINE static inline __attribute__((always_inline))
