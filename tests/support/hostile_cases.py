@@ -8,6 +8,7 @@ import os
 import random
 import struct
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +123,38 @@ def _gguf_cases(random_: random.Random) -> Iterator[tuple[str, bytes]]:
             bytes(32 * 5_000),
         ),
     )
+    yield from _sentencepiece_cases()
     nested = text("k") + struct.pack("<IIQ", ARRAY, ARRAY, 1) * 500
     yield "nested arrays", container([nested], [])
+
+
+def _sentencepiece_cases() -> Iterator[tuple[str, bytes]]:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += ["\u2581", "a", "b", "ab", "\u2581ab"]
+    kinds = [2, 3, 3] + [6] * 256 + [1] * 5
+    whole: dict[str, tuple[int, Any] | None] = {
+        "tokenizer.ggml.model": (STRING, "llama"),
+        "tokenizer.ggml.pre": (STRING, "default"),
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, tokens)),
+        "tokenizer.ggml.token_type": (ARRAY, (I32, kinds)),
+        "tokenizer.ggml.scores": (ARRAY, (F32, [0.0] * 259 + [-1.0, -2.0, -3.0, -4.0, -5.0])),
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.unknown_token_id": (U32, 0),
+    }
+    yield "sentencepiece whole", gguf_bytes(whole)
+    for key, number in product(whole, range(3)):
+        value = ODD_VALUES[(5 * number + len(key)) % len(ODD_VALUES)]
+        yield f"sentencepiece {key} {_words(value)}", gguf_bytes(whole | {key: value})
+    for score in (float("nan"), float("inf"), -1e38):
+        scores = (ARRAY, (F32, [score] * len(tokens)))
+        yield f"sentencepiece scores {score}", gguf_bytes(whole | {"tokenizer.ggml.scores": scores})
+    for length in (300, 12_000, 60_000):
+        longer = {
+            "tokenizer.ggml.tokens": (ARRAY, (STRING, [*tokens, "a" * length])),
+            "tokenizer.ggml.token_type": (ARRAY, (I32, [*kinds, 1])),
+            "tokenizer.ggml.scores": (ARRAY, (F32, [0.0] * (len(tokens) + 1))),
+        }
+        yield f"sentencepiece token of {length}", gguf_bytes(whole | longer)
 
 
 def _with_token(*tokens: str) -> dict[str, tuple[int, Any] | None]:
