@@ -80,25 +80,16 @@ static range tokens_seeing(const item *it, int64_t base, int64_t width)
     return (range){max(0, base - it->position), min(it->count, past)};
 }
 
-/* Where the key/value head's part of the page that holds `position` begins. */
-static int64_t page_offset(const item *it, int64_t position)
+/* The key/value head's part of the page, of keys or values, that holds `position`. */
+static const float *part_of(const item *it, const float *pages, int64_t position)
 {
-    const evh_pages *pages = it->pages;
-    int64_t page = it->table[position / pages->page_size];
-    return (page * pages->num_kv_heads + it->kv_head) * pages->head_dim * pages->page_size;
-}
-
-/* Have the item's part of a page's keys or values fetched: pages lie anywhere in memory, where the
- * processor does not expect them. Inline, or gcc takes the function for one without effects. */
-EVH_INLINE void fetch(const item *it, const float *pages, int64_t position)
-{
-    const float *part = pages + page_offset(it, position);
-    for (int64_t i = 0; i < it->pages->head_dim * it->pages->page_size; i += CACHE_LINE)
-        __builtin_prefetch(part + i);
+    int64_t page = it->table[position / it->pages->page_size];
+    int64_t part = page * it->pages->num_kv_heads + it->kv_head;
+    return pages + part * it->pages->head_dim * it->pages->page_size;
 }
 
 /* Scores of the page at position `at` of the span at `base`. */
-static void score_page(const item *it, int64_t base, int64_t at)
+static void score_page(const item *it, int64_t base, int64_t at, const float *next)
 {
     int64_t size = it->pages->page_size, dim = it->pages->head_dim;
     range tokens = tokens_seeing(it, at, size);
@@ -106,7 +97,8 @@ static void score_page(const item *it, int64_t base, int64_t at)
     product scores = {
         .factors = it->queries + query * dim,
         .factor_stride = dim,
-        .matrix = it->pages->keys + page_offset(it, at),
+        .matrix = part_of(it, it->pages->keys, at),
+        .next = next,
         .matrix_stride = size,
         .out = it->scores + query * it->stride + at - base,
         .out_stride = it->stride,
@@ -161,25 +153,26 @@ static void fold_span(const item *it, int64_t base)
 
 /* Values of the page at position `at` of the span at `base`, times weights. Tokens that see the same
  * slots are computed together: all but those whose position or window's start is inside the page. */
-static void add_page(const item *it, int64_t base, int64_t at)
+static void add_page(const item *it, int64_t base, int64_t at, const float *next)
 {
     int64_t size = it->pages->page_size, dim = it->pages->head_dim;
     range tokens = tokens_seeing(it, at, size);
-    for (int64_t i = tokens.first, next; i < tokens.past; i = next) {
+    for (int64_t i = tokens.first, end; i < tokens.past; i = end) {
         range seen = seen_by(it, i, at, size);
-        for (next = i + 1; next < tokens.past; next++) {
-            range other = seen_by(it, next, at, size);
+        for (end = i + 1; end < tokens.past; end++) {
+            range other = seen_by(it, end, at, size);
             if (other.first != seen.first || other.past != seen.past)
                 break;
         }
         product values = {
             .factors = it->scores + i * it->shared * it->stride + at - base + seen.first,
             .factor_stride = it->stride,
-            .matrix = it->pages->values + page_offset(it, at) + seen.first * dim,
+            .matrix = part_of(it, it->pages->values, at) + seen.first * dim,
+            .next = next + seen.first * dim,
             .matrix_stride = dim,
             .out = it->sums + i * it->shared * dim,
             .out_stride = dim,
-            .rows = (next - i) * it->shared,
+            .rows = (end - i) * it->shared,
             .columns = dim,
             .depth = seen.past - seen.first,
         };
@@ -214,17 +207,13 @@ static void attend(const item *it)
     for (int64_t base = seen / it->width * it->width; base < past; base += it->width) {
         int64_t first = max(base, seen / size * size), end = min(base + it->width, past);
         for (int64_t at = first; at < end; at += size) {
-            if (at + size < end)
-                fetch(it, keys, at + size);
-            else
-                fetch(it, values, first);
-            score_page(it, base, at);
+            bool more = at + size < end;
+            score_page(it, base, at, part_of(it, more ? keys : values, more ? at + size : first));
         }
         fold_span(it, base);
         for (int64_t at = first; at < end; at += size) {
-            if (at + size < past)
-                fetch(it, at + size < end ? values : keys, at + size);
-            add_page(it, base, at);
+            const float *next = at + size < end ? values : keys;
+            add_page(it, base, at, part_of(it, next, min(at + size, past - 1)));
         }
     }
 }

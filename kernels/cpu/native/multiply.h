@@ -14,6 +14,7 @@
 typedef struct {
     const float *factors;
     const float *matrix;
+    const float *next; /* as large as the matrix, and fetched into the cache meanwhile */
     float *out;
     int64_t factor_stride; /* elements from one row to the next */
     int64_t matrix_stride;
@@ -61,15 +62,18 @@ EVH_INLINE void multiply_block(const product *p, int64_t row, int64_t column, in
                                int columns, bool add)
 {
     const float *factors = p->factors + row * p->factor_stride;
-    const float *matrix = p->matrix + column;
+    const float *matrix = p->matrix + column, *next = p->next + column;
     const int vectors = columns == 1 ? 1 : columns / LANES;
     const size_t bytes = columns == 1 ? sizeof(float) : sizeof(floats);
     floats sums[BLOCK_ROWS][BLOCK_VECTORS] = {0};
-    for (int64_t k = 0; k < p->depth; k++, matrix += p->matrix_stride) {
+    for (int64_t k = 0; k < p->depth; k++, matrix += p->matrix_stride, next += p->matrix_stride) {
         floats part[BLOCK_VECTORS] = {0};
         EVH_UNROLL
-        for (int v = 0; v < vectors; v++)
+        for (int v = 0; v < vectors; v++) {
             memcpy(&part[v], matrix + LANES * v, bytes);
+            if (LANES * v % 16 == 0)
+                __builtin_prefetch(next + LANES * v);
+        }
         EVH_UNROLL
         for (int r = 0; r < rows; r++) {
             floats factor = splat(factors[r * p->factor_stride + k]);
