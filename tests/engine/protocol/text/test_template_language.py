@@ -99,7 +99,7 @@ def grown(inner):
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.recursive(st.sampled_from(ATOMS), grown, max_leaves=6))
 def test_any_expression_means_what_jinja_says_or_is_refused(expression):
     source = f"{{{{ {expression} }}}}"
