@@ -27,7 +27,7 @@ _TILES_PER_SPLIT = 2
 
 # Padded head size: positions in a tile, warps, stages; for types of 2 bytes, and of 4.
 _DECODE = {
-    2: {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3)},
+    2: {16: (64, 4, 3), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3), 256: (32, 8, 3)},
     4: {16: (32, 4, 2), 32: (32, 4, 2), 64: (32, 4, 2), 128: (16, 4, 3), 256: (16, 8, 2)},
 }
 # Padded head size: rows of products, positions in a tile, warps, stages.

@@ -12,6 +12,7 @@ import torch
 from kernels.api import KvPages
 from kernels.triton.attention_shape import MAX_SPLITS, AttentionShape, splits
 from kernels.triton.decode_attention import decode_attention
+from kernels.triton.prefill_attention import prefill_attention
 from tests.support.paged import Sizes
 from tests.support.paged_tensors import (
     DEVICE,
@@ -59,7 +60,16 @@ def test_decodes_are_the_same_however_they_are_split(num_splits, dtype, window):
         batch.qkv, batch.pages, batch.layer, batch.layout, batch.scale, num_splits, out
     )
     assert out[3:].isnan().all()
-    out[3:] = batch.reference()[3:]
+    out[3:] = batch.reference()[3:].to(out)
+    assert distance(out, batch) <= 1
+
+
+def test_prefill_leaves_rows_of_one_token_alone():
+    batch = paged_tensors([(20, 1), (3, 9), (0, 1)], Sizes(1, 3, 64, 16, 0), torch.float16)
+    out = torch.full((len(batch.qkv), 3 * 64), torch.nan, dtype=torch.float16, device=DEVICE)
+    prefill_attention(batch.qkv, batch.pages, batch.layer, batch.layout, batch.scale, out)
+    assert out[[0, -1]].isnan().all()
+    out[[0, -1]] = batch.reference()[[0, -1]].to(out)
     assert distance(out, batch) <= 1
 
 
