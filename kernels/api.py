@@ -151,8 +151,8 @@ class Kernels(Protocol):
     ) -> torch.Tensor:
         """Causal attention of each token within the layer's window; returns [N, H * D].
 
-        Scores are multiplied by `scale`. Slots past a token's position, or before its window, may
-        hold anything, NaN included.
+        Scores are multiplied by `scale`. Slots past a row's last position, or before a token's
+        window, may hold anything, NaN included.
         """
         ...
 

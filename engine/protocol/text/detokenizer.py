@@ -35,21 +35,21 @@ class Detokenizer:
         self.num_earlier = 0
         if self._prompt_tail and data:
             if _continues(data):
-                self._decoder.decode(self._prompt_tail)
+                _decode(self._decoder, self._prompt_tail)
             self._prompt_tail = b""
         if data and self._in_character():
             return self._go_on(data)
-        return self._decoder.decode(data)
+        return _decode(self._decoder, data)
 
     def _in_character(self) -> bool:
         return bool(self._decoder.getstate()[0])
 
     def _go_on(self, data: bytes) -> str:
         """What follows a character's first bytes: its first byte completes it, or cuts it off."""
-        begun = self._decoder.decode(data[:1])
+        begun = _decode(self._decoder, data[:1])
         if begun:  # its last character is the one that the first byte is in, if that is whole
             self.num_earlier = len(begun) - (not self._in_character())
-        return begun + self._decoder.decode(data[1:])
+        return begun + _decode(self._decoder, data[1:])
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for a character that never became whole."""
@@ -69,8 +69,17 @@ class Detokenizer:
             if len(tail) >= _LONGEST_PARTIAL:
                 break
         probe = codecs.getincrementaldecoder("utf-8")("replace")
-        probe.decode(tail[-_LONGEST_PARTIAL:])
+        _decode(probe, tail[-_LONGEST_PARTIAL:])
         return probe.getstate()[0]
+
+
+def _decode(decoder: codecs.IncrementalDecoder, data: bytes) -> str:
+    """What is certain now. Half a surrogate is, though the decoder waits for its third byte."""
+    text = decoder.decode(data)
+    pending = decoder.getstate()[0]
+    if len(pending) == 2 and pending[0] == 0xED and pending[1] >= 0xA0:
+        return text + decoder.decode(b"", final=True)
+    return text
 
 
 def _continues(data: bytes) -> bool:
