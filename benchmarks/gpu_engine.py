@@ -2,7 +2,7 @@
 
 Tiny random models of every family, and the default model where its file is: the reference computes
 in fp32 on the weights rounded to the type. In fp32 logits are at most 1e-3 apart. In 16 bits they
-are no further from the reference than twice what transformers itself is in that type.
+are no further from the reference than three times what transformers itself is in that type.
 """
 
 import os
@@ -53,7 +53,7 @@ def _check_tiny(section: Section, folder: Path, family: str, dtype: str, device:
     cases = [forced_case(reference, tokens, len(tokens) - OUTPUT) for tokens in prompts]
     tolerance = TOLERANCE
     if dtype != "float32":
-        tolerance = 2 * max(
+        tolerance = 3 * max(
             float((a.logits.float() - b.logits).abs().max())
             for a, b in zip(theirs, cases, strict=True)
         )
