@@ -90,8 +90,10 @@ def test_a_token_has_the_same_bits_in_any_chunk_and_any_batch(native, paged, dat
         assert_array_equal(alone, together[token + first : token + past])
 
 
-def test_a_prompt_has_the_same_bits_whole_and_token_by_token(native):
-    paged = make_paged([(0, 300)], Sizes(1, 2))
+@pytest.mark.parametrize("page_size", [16, 5])
+@pytest.mark.parametrize("window", [0, 20, 150])
+def test_a_prompt_has_the_same_bits_whole_and_token_by_token(native, window, page_size):
+    paged = make_paged([(0, 300)], Sizes(1, 2, 16, page_size, window))
     whole = attend(native, paged)
     for token in range(300):
         assert_array_equal(attend(native, paged.only(0, token, token + 1))[0], whole[token])
