@@ -316,7 +316,7 @@ def apply_filter(work: Work, name: Any, value: Any, *args: Any, **kwargs: Any) -
     work.spend(1)
     function = FILTERS.get(name) if isinstance(name, str) else None
     if function is None:
-        raise TemplateError(f"uses the filter {str(name)[:40]!r}, which is not supported")
+        raise TemplateError("uses a filter that is not supported")
     return function(work, value, *args, **kwargs)
 
 

@@ -142,9 +142,11 @@ def _find(name: str) -> Callable[..., Any]:
 
 
 def _charge_search(work: Work, name: str, text: str, sought: Any) -> None:
-    """Forwards Python looks for a text in linear time; backwards it may try it at each place."""
-    backwards = name.startswith("r")
-    work.read(len(text) * (len(_text(sought)) if backwards else 1))
+    """Backwards Python may try a text at each place, however long the other is."""
+    if name.startswith("r"):
+        work.read(len(text) * len(_text(sought)))
+    else:
+        work.search(len(text), len(_text(sought)))
 
 
 def _partition(name: str) -> Callable[..., Any]:
@@ -185,7 +187,7 @@ def replaced(work: Work, text: str, old: Any, new: Any, count: Any = -1) -> str:
     """`text.replace(old, new, count)`."""
     if not isinstance(count, int):
         raise TemplateError("needs a number where something else is")
-    work.read(len(text) + len(_text(old)))
+    work.search(len(text), len(_text(old)))
     times = text.count(old)
     times = times if count < 0 else min(times, count)
     work.make(len(text) + times * (1 + len(_text(new))))

@@ -23,10 +23,9 @@ def _text_is(method: str) -> Callable[..., Any]:
 
 
 def _same(work: Work, value: Any, other: Any) -> bool:
-    del work
-    return value is other or (
-        isinstance(value, SCALARS) and type(value) is type(other) and value == other
-    )
+    if value is other:
+        return True
+    return isinstance(value, SCALARS) and type(value) is type(other) and equal(work, value, other)
 
 
 def _divisible(work: Work, value: Any, by: Any) -> bool:
@@ -55,7 +54,7 @@ def apply_test(work: Work, name: Any, value: Any, *args: Any, **kwargs: Any) -> 
     work.spend(1)
     function = TESTS.get(name) if isinstance(name, str) else None
     if function is None:
-        raise TemplateError(f"uses the test {str(name)[:40]!r}, which is not supported")
+        raise TemplateError("uses a test that is not supported")
     return bool(function(work, value, *args, **kwargs))
 
 

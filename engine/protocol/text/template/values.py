@@ -190,7 +190,7 @@ def contains(work: Work, container: Any, item: Any) -> bool:
     if isinstance(container, str):
         if not isinstance(item, str):
             raise TemplateError("looks in a text for what is no text")
-        work.read(len(container) + len(item))
+        work.search(len(container), len(item))
         return item in container
     if isinstance(container, dict):
         return key_of(work, item) in container

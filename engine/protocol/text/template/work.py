@@ -9,6 +9,10 @@ from typing import Final
 
 _CHARACTERS_MADE: Final = 5  # 2**5 a unit
 _CHARACTERS_READ: Final = 6
+# From CPython's `fastsearch.h`: whole texts are tried in shorter ones than this, elsewhere fewer.
+_SHORT: Final = 2_500  # characters
+_TRIED: Final = 100
+_TRIED_AT_ONCE: Final = 16  # in the time in which a character is looked at
 _MAX_DEPTH: Final = 32
 
 
@@ -56,3 +60,11 @@ class Work:
     def read(self, characters: int) -> None:
         """Take what a search through so many characters costs."""
         self.spend(1 + (characters >> _CHARACTERS_READ))
+
+    def search(self, characters: int, sought: int) -> None:
+        """Take what it costs to look in so many characters for so many others.
+
+        Python tries the others at each place of a short text, and takes linear time for a long one.
+        """
+        tried = min(sought, characters if characters < _SHORT else _TRIED)
+        self.read(characters + characters * tried // _TRIED_AT_ONCE)

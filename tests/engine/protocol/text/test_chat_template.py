@@ -159,6 +159,10 @@ ENDLESS = {
     "changed lists": NESTED
     + "{% for i in [1, 2] %}{{ loop.changed(ns.x if i == 1 else other.x) }}{% endfor %}",
     "search": repeated("'y' in long"),
+    "searches of short texts": "{% set text = 'x' * 2490 %}{% set sought = 'x' * 998 ~ 'yx' %}"
+    "{% for i in range(500) %}{{ sought in text }}{% endfor %}",
+    "same texts": "{% set a = 'x' * 600000 %}{% set b = 'x' * 600000 %}"
+    "{% for i in range(500) %}{{ a is sameas(b) }}{% endfor %}",
     "search from the end": "{% set long = 'x' * 1000000 %}{{ long.rfind('y' ~ long[:500000]) }}",
     "split from the end": "{% set long = 'x' * 1000000 %}{{ long.rsplit('y' ~ long[:500000]) }}",
     "count": repeated("long.count('xxxxxxxxy')"),
@@ -190,6 +194,13 @@ def test_what_does_not_end_for_some_messages_is_refused_for_those(name):
         template.render([{"role": "user", "content": "start"}])
     assert caught.value.message == TOO_MUCH_WORK
     assert template.render(HELLO) == "ok"
+
+
+@pytest.mark.parametrize("use", ["[1] | map(ns.x)", "[1] | select(ns.x)"])
+def test_a_name_that_is_a_list_of_many_lists_is_not_spelt_out(use):
+    with pytest.raises(InvalidRequest) as caught:
+        render(NESTED + "{{ " + use + " }}")
+    assert caught.value.message == CANNOT_RENDER
 
 
 @pytest.mark.parametrize("use", ["x", "x | tojson", "x == [x]", "[x] | sort", "x | string"])
