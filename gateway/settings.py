@@ -22,7 +22,10 @@ from tenancy.datadir import DataDir, default_root
 PREFIX = "EVENHAND_"
 CONFIG_VARIABLE = "EVENHAND_CONFIG"
 # Names read by other programs of this repository; the gateway only has to know they exist.
-FOREIGN_PREFIXES = ("EVENHAND_ENGINE__", "EVENHAND_ADMIN_", "EVENHAND_TEST_", "EVENHAND_BENCH_")
+FOREIGN_PREFIXES = (
+    *("EVENHAND_ENGINE__", "EVENHAND_CPU_KERNELS"),
+    *("EVENHAND_ADMIN_", "EVENHAND_TEST_", "EVENHAND_BENCH_"),
+)
 
 
 class SettingsError(Exception):

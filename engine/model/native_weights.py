@@ -7,11 +7,15 @@ before its thread takes the next: no more is in memory at once than one matrix p
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 from engine.model.config import ModelConfig
 from engine.model.weights import Weights
 from kernels.cpu.packed import PackedMatrix, pack
 from kernels.matrix import Array, Matrix, QuantizedMatrix
+
+# Four threads read and decode about as fast as memory allows, and each holds a whole matrix.
+_MOST_AT_ONCE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ def load_native(weights: Weights, threads: int, *, int8_activations: bool) -> Na
         return pack(matrix, int8_activations=int8, bias=bias)
 
     wanted = list(_wanted(config, tied=weights.tied))
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(min(threads, _MOST_AT_ONCE)) as pool:
         packed = dict(zip((item.name for item in wanted), pool.map(load, wanted), strict=True))
     return NativeWeights(
         embedding=packed["embedding"],
