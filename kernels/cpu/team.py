@@ -22,7 +22,8 @@ class Team:
         self.handle = native().evh_team_create(threads, threads == available_cores() > 1)
         if self.handle is None:
             raise OSError(f"the system does not give this process {threads} threads")
-        weakref.finalize(self, native().evh_team_destroy, self.handle)
+        closing = weakref.finalize(self, native().evh_team_destroy, self.handle)
+        closing.atexit = False  # a thread may compute to the last; the threads end with the process
 
 
 def available_cores() -> int:

@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -146,6 +148,23 @@ def test_a_dropped_team_ends_its_threads():
     del team
     gc.collect()
     assert threads() == before
+
+
+_ENDING = """
+from kernels.cpu.library import native
+from kernels.cpu.team import Team
+
+native().evh_team_destroy = lambda _handle: print("destroyed")
+team = Team(2)
+"""
+
+
+def test_a_process_that_ends_leaves_its_teams_alone():
+    """A daemon thread may still compute then."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ENDING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025])
