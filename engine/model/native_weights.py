@@ -80,9 +80,7 @@ def load_native(weights: Weights, threads: int, *, int8_activations: bool) -> Na
 
 def _takes_int8(matrix: Matrix) -> bool:
     """Whether there is a kernel for this weight and 8-bit activations."""
-    if not isinstance(matrix, QuantizedMatrix) or matrix.shape[1] % 32:
-        return False
-    return matrix.block == 32 or matrix.minima is None
+    return isinstance(matrix, QuantizedMatrix) and matrix.shape[1] % 32 == 0
 
 
 def _wanted(config: ModelConfig, *, tied: bool) -> Iterator[_Wanted]:

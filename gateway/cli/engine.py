@@ -30,6 +30,10 @@ def engine(
         Literal["cpu", "cuda"] | None,
         typer.Option(help="Where to run the model; else EVENHAND_ENGINE__DEVICE, else the CPU."),
     ] = None,
+    quantization: Annotated[
+        Literal["none", "activations-int8"] | None,
+        typer.Option(help="8-bit activations on a CPU: faster, not exact; else the environment's."),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(envvar="EVENHAND_DATA_DIR", help="Where pulled models are."),
@@ -55,8 +59,8 @@ def engine(
     try:
         common = load_settings({}, None, data_dir)
         settings = load_engine_settings()
-        if device is not None:
-            settings = settings.model_copy(update={"device": device})
+        chosen = {"device": device, "quantization": quantization}
+        settings = settings.model_copy(update={k: v for k, v in chosen.items() if v is not None})
         source = resolve_model(model, common.data_dir)
         configure_logging(common.log_format)
         yield_while_waiting()

@@ -1,4 +1,4 @@
-"""The thread team under the thread sanitizer: phases are ordered, for sleepers and latecomers too."""
+"""The thread team under the thread sanitizer: sleepers and latecomers see every phase in order."""
 
 import json
 import subprocess

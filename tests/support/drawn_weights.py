@@ -10,7 +10,7 @@ from engine.model.rope import Linear, Rope, Unscaled
 from kernels.layout import BatchLayout
 from kernels.matrix import FloatMatrix, QuantizedMatrix
 
-FORMATS = ("f32", "f16", "bf16", "w4", "w4+min", "w8", "w8+min", "w8/16")
+FORMATS = ("f32", "f16", "bf16", "w4", "w4+min", "w8", "w8+min", "w8/16", "w8/16+min")
 
 
 def config(layer_windows=(None, 12, None), **changes) -> ModelConfig:
@@ -66,7 +66,7 @@ class DrawnWeights:
 
 def _codes(draw, kind, shape):
     rows, columns = shape
-    bits, block = int(kind[1]), 16 if kind.endswith("/16") else 32
+    bits, block = int(kind[1]), 16 if "/16" in kind else 32
     low, high = (0, 16) if bits == 4 else (-128, 128)
     codes = draw.integers(low, high, shape, np.uint8 if bits == 4 else np.int8)
     unit = np.float32(3.5 / (high - low) / columns**0.5)  # weights of variance 1 / columns
