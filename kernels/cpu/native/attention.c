@@ -16,10 +16,7 @@
 #include "multiply.h"
 #include "vec_math.h"
 
-enum {
-    SPAN_POSITIONS = 128, /* about so many; whole pages, one at least */
-    CACHE_LINE = 16,      /* floats */
-};
+enum { SPAN_POSITIONS = 128 }; /* about so many; whole pages, one at least */
 
 /* What an item works on. */
 typedef struct {
@@ -109,8 +106,18 @@ static void score_page(const item *it, int64_t base, int64_t at, const float *ne
     multiply(&scores, false);
 }
 
-/* Scores of the positions seen become weights relative to the highest so far; what was summed
- * relative to an earlier one is brought in line. */
+/* A new highest score: what was summed relative to the one before is brought in line. */
+static void raise_top(const item *it, int64_t query, float top)
+{
+    float shrink = f32x8_exp(f32x8_splat(it->tops[query] - top))[0];
+    float *sums = it->sums + query * it->pages->head_dim;
+    for (int64_t d = 0; d < it->pages->head_dim; d++)
+        sums[d] *= shrink;
+    it->totals[query] *= shrink;
+    it->tops[query] = top;
+}
+
+/* Scores of the positions seen become weights, relative to the highest score so far. */
 static void fold_query(const item *it, int64_t query, range seen)
 {
     float *scores = it->scores + query * it->stride;
@@ -132,14 +139,8 @@ static void fold_query(const item *it, int64_t query, range seen)
         f32x8_store(scores + i, weights);
         total += weights;
     }
-    if (top > it->tops[query]) {
-        float shrink = f32x8_exp(f32x8_splat(it->tops[query]) - highest)[0];
-        float *sums = it->sums + query * it->pages->head_dim;
-        for (int64_t d = 0; d < it->pages->head_dim; d++)
-            sums[d] *= shrink;
-        it->totals[query] *= shrink;
-        it->tops[query] = top;
-    }
+    if (top > it->tops[query])
+        raise_top(it, query, top);
     it->totals[query] += f32x8_sum(total);
 }
 
@@ -151,8 +152,8 @@ static void fold_span(const item *it, int64_t base)
             fold_query(it, i * it->shared + h, seen_by(it, i, base, it->width));
 }
 
-/* Values of the page at position `at` of the span at `base`, times weights. Tokens that see the same
- * slots are computed together: all but those whose position or window's start is inside the page. */
+/* Values of the page at position `at` of the span at `base`, times weights. Tokens that see the
+ * same slots are computed together: all but those whose position or window's start is inside the page. */
 static void add_page(const item *it, int64_t base, int64_t at, const float *next)
 {
     int64_t size = it->pages->page_size, dim = it->pages->head_dim;
@@ -198,7 +199,8 @@ static void start_item(const item *it, const float *qkv, int64_t num_heads, floa
 }
 
 /* Every page that some token of the tile sees, and no other, is read: its keys, and when those of
- * the span are done, its values. Each has the next one fetched. */
+ * the span are done, its values. Each is told what comes next: pages lie anywhere in memory, where
+ * the processor does not expect them. */
 static void attend(const item *it)
 {
     const float *keys = it->pages->keys, *values = it->pages->values;
