@@ -152,8 +152,8 @@ static void fold_span(const item *it, int64_t base)
             fold_query(it, i * it->shared + h, seen_by(it, i, base, it->width));
 }
 
-/* Values of the page at position `at` of the span at `base`, times weights. Tokens that see the
- * same slots are computed together: all but those whose position or window's start is inside the page. */
+/* Values of the page at position `at` of the span at `base`, times weights. Tokens that see the same
+ * slots are computed together: all but those whose position, or window's start, is inside it. */
 static void add_page(const item *it, int64_t base, int64_t at, const float *next)
 {
     int64_t size = it->pages->page_size, dim = it->pages->head_dim;
@@ -233,7 +233,7 @@ static void finish_item(const item *it, int64_t num_heads, float *out)
 }
 
 /* Tiles are numbered so that a row's are found without counting those before it: row r's begin at
- * r + row_starts[r] / EVH_TILE, which leaves each row as many numbers as it has tiles, or one more. */
+ * r + row_starts[r] / EVH_TILE, which leaves a row as many numbers as it has tiles, or one more. */
 static int64_t first_tile(const evh_batch *batch, int64_t row)
 {
     return row + batch->row_starts[row] / EVH_TILE;

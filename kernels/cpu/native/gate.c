@@ -1,7 +1,7 @@
 /* Gated activations: activation(gate) * up.
  *
  * Both are x / (1 + e^-z): z is x for silu, and sqrt(8 / pi) * (x + 0.044715 x^3) for gelu in its
- * tanh form, since (1 + tanh(z / 2)) / 2 = 1 / (1 + e^-z), which loses nothing where tanh is near -1.
+ * tanh form. For (1 + tanh(z / 2)) / 2 = 1 / (1 + e^-z), which loses nothing where tanh is near -1.
  */
 #include "kernels.h"
 #include "vec_math.h"

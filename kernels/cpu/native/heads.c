@@ -1,4 +1,4 @@
-/* From a layer's qkv to what attention reads: heads normed and rotated, keys and values in pages. */
+/* From a layer's qkv to what attention reads: heads normed and rotated, keys and values paged. */
 #include "kernels.h"
 #include "norm.h"
 
