@@ -75,7 +75,7 @@ def failed(check: str, says: str) -> Finding:
 def data_directory(root: Path) -> Finding:
     """Whether it is there, ours alone, writable, and has space left."""
     name = "data directory"
-    if not root.exists():
+    if _missing(root):
         return warning(name, f"{root} is not there yet; `evenhand serve` makes it")
     try:
         mode = stat.S_IMODE(root.stat().st_mode)
@@ -93,6 +93,14 @@ def data_directory(root: Path) -> Finding:
     return _with_space(name, root, free)
 
 
+def _missing(path: Path) -> bool:
+    """Whether it is not there; what may not be looked at is no such thing."""
+    try:
+        return not path.exists()
+    except OSError:
+        return False
+
+
 def _with_space(name: str, root: Path, free: int) -> Finding:
     says = f"{root}, {free / GB:.1f} GB free"
     if free < NO_SPACE:
@@ -104,7 +112,7 @@ def _with_space(name: str, root: Path, free: int) -> Finding:
 
 def keyring(path: Path, *, is_new: bool) -> Finding:
     """Whether it can be used; where nothing else is there yet (`is_new`), one will be made."""
-    if is_new and not path.exists():
+    if is_new and _missing(path):
         return warning("keyring", f"{path} is not there yet; `evenhand migrate` makes it")
     try:
         found = Keyring.load(path)
@@ -183,8 +191,16 @@ def clock(newest: Sequence[Path]) -> Finding:
     wall, steady = time.time(), time.monotonic()
     time.sleep(CLOCK_WATCH_S)
     wall_s, steady_s = time.time() - wall, time.monotonic() - steady
-    written = [path.stat().st_mtime for path in newest if path.exists()]
-    return clock_finding(wall_s, steady_s, now=time.time(), newest_file=max(written, default=0.0))
+    written = max(map(_last_written, newest), default=0.0)
+    return clock_finding(wall_s, steady_s, now=time.time(), newest_file=written)
+
+
+def _last_written(path: Path) -> float:
+    """Seconds since 1970; 0 of what is not there or may not be looked at."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def clock_finding(wall_s: float, steady_s: float, *, now: float, newest_file: float) -> Finding:
@@ -206,7 +222,7 @@ async def engines(settings: Settings) -> list[Finding]:
     named = settings.gateway.engines
     found = [await engine(address) for address in named]
     local = DataDir(settings.data_dir).root / "engine.sock"
-    if local.exists() and str(local) not in named:
+    if not _missing(local) and str(local) not in named:
         found.append(await engine(str(local)))
     return found or [ok("engines", "none named; `evenhand serve` starts its own")]
 

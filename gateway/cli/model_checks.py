@@ -29,8 +29,12 @@ _NVIDIA_DRIVER: Final = Path("/proc/driver/nvidia/version")
 
 def models(data_dir: Path, tokenizer: Path | None, settings: EngineSettings) -> list[Finding]:
     """Every model that is here, and the one the gateway's settings name."""
-    names = [entry.name for entry in store.entries(data_dir) if entry.path is not None]
-    known = {entry.path for entry in store.entries(data_dir)}
+    try:
+        entries = store.entries(data_dir)
+    except OSError as error:
+        return [failed("models", f"those in {data_dir} cannot be listed: {error.strerror}")]
+    names = [entry.name for entry in entries if entry.path is not None]
+    known = {entry.path for entry in entries}
     if tokenizer is not None and tokenizer not in known:
         names.append(str(tokenizer))
     if not names:
@@ -48,6 +52,8 @@ def model(name: str, data_dir: Path, settings: EngineSettings, available: int | 
         text = load_text_model(source.path, source.model_id)
     except (ModelUnavailableError, ModelFileError) as error:
         return failed(check, str(error))
+    except OSError as error:
+        return failed(check, f"cannot be looked at: {error.strerror}")
     if text.vocab_size > found.config.vocab_size:
         return failed(check, f"names {text.vocab_size} tokens, has rows for fewer")
     needed = memory_needed(found, settings)

@@ -13,7 +13,7 @@ from engine.model.inspect import inspect
 from engine.settings import EngineSettings
 from gateway.checks import Status
 from gateway.cli import model_checks
-from gateway.cli.doctor import doctor
+from gateway.cli.doctor import doctor, examine
 from kernels.cpu import library
 from tests.support.stack import ROOT, run_cli
 
@@ -163,3 +163,17 @@ def test_without_a_driver_no_torch_is_loaded():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_what_may_not_be_looked_at_fails_and_raises_nothing(tmp_path):
+    beyond = tmp_path / ("x" * 300) / "data"  # as one in a folder that is closed to us
+    found = {finding.check: finding.status for finding in examine(beyond)}
+    assert found["data directory"] is Status.FAILED
+    assert found["keyring"] is Status.FAILED
+    assert found["models"] is Status.FAILED
+    assert found["clock"] is Status.OK
+
+
+def test_a_model_that_may_not_be_looked_at_fails(tmp_path):
+    name = str(tmp_path / ("x" * 300))
+    assert model_checks.model(name, tmp_path, DEFAULTS, None).status is Status.FAILED
