@@ -152,8 +152,8 @@ static void fold_span(const item *it, int64_t base)
             fold_query(it, i * it->shared + h, seen_by(it, i, base, it->width));
 }
 
-/* Values of the page at position `at` of the span at `base`, times weights. Tokens that see the same
- * slots are computed together: all but those whose position, or window's start, is inside it. */
+/* Values of the page at position `at` of the span at `base`, times weights. Tokens that see the
+ * same part of it are computed together: all but those whose position or window begins inside. */
 static void add_page(const item *it, int64_t base, int64_t at, const float *next)
 {
     int64_t size = it->pages->page_size, dim = it->pages->head_dim;
