@@ -170,6 +170,8 @@ static int64_t begin(void *argument, int64_t phase)
     this->items = count_items(op, this->batch);
     this->chunk = larger(worth_a_chunk(op, this->batch),
                          quotient_up(this->items, this->threads * CHUNKS_PER_THREAD));
+    if (op->kind == EVH_OP_LINEAR) /* few tokens are multiplied with two panels at a time */
+        this->chunk += this->chunk % 2;
     return quotient_up(this->items, this->chunk);
 }
 
