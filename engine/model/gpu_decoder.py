@@ -59,7 +59,7 @@ def free_for_pages() -> int:
 class GpuDecoder(TorchDecoder):
     """`TorchDecoder` over Triton; `device` "cpu" is for their interpreter.
 
-    `dtype` "auto" is the weights' own type where that has 16 bits, else bfloat16.
+    `dtype` "auto" is the weights' own type where that has 16 bits, else bfloat16; of Gemma always.
     """
 
     def __init__(self, weights: Weights, dtype: GpuType = "auto", device: str = "cuda") -> None:
@@ -123,8 +123,10 @@ def _one_row(count: int, groups: int) -> BatchLayout:
 
 
 def _own_type(weights: Weights) -> torch.dtype:
-    """By the first layer's queries."""
+    """By the first layer's queries; never fp16 for Gemma, whose hidden states outgrow it."""
     config = weights.config
+    if config.post_norms:
+        return torch.bfloat16
     shape = (config.num_heads * config.head_dim, config.hidden_size)
     matrix = weights.matrix("layers.0.q", shape)
     if isinstance(matrix, FloatMatrix) and matrix.kind == "f16":

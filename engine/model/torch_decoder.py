@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -173,7 +174,7 @@ class TorchState:
         if len(token_ids) > self._max_tokens:
             raise ValueError(f"{len(token_ids)} tokens are more than {self._max_tokens}")
         _require("token", token_ids, self._decoder.config.vocab_size)
-        _require("page", layout.block_tables.clip(0), self.pages.keys.shape[1])
+        _require_pages(layout, self._decoder.page_groups.windows, self.pages)
         device = self._decoder.device
         self._hidden = self._decoder.forward(
             torch.from_numpy(token_ids).to(device), TensorLayout.of(layout, device), self.pages
@@ -195,6 +196,20 @@ class TorchState:
 def _require(what: str, numbers: Ints | Indices, count: int) -> None:
     if numbers.size and not (numbers.min() >= 0 and numbers.max() < count):
         raise ValueError(f"a {what} is not among {count}: {numbers.min()} to {numbers.max()}")
+
+
+def _require_pages(layout: BatchLayout, windows: Sequence[int | None], pages: KvPages) -> None:
+    """Refuse a batch with a position, written or looked back to, whose page does not exist."""
+    tables, size = layout.block_tables, pages.page_size
+    counts = np.diff(layout.row_starts)
+    past = np.where(counts, (layout.first_positions + counts - 1) // size + 1, 0)
+    _require("slot of a block table", past - (past > 0), tables.shape[2])
+    slots = np.arange(tables.shape[2])
+    for table, window in zip(tables, windows, strict=True):
+        oldest = layout.first_positions - (window or layout.first_positions + 1) + 1
+        first = np.maximum(oldest, 0) // size
+        read = (slots >= first[:, None]) & (slots < past[:, None])
+        _require("page", table[read], pages.keys.shape[1])
 
 
 class _Loader:

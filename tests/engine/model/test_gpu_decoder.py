@@ -9,7 +9,7 @@ import torch
 
 from engine.core.batch import ScheduledBatch, ScheduledRow
 from engine.core.engine_core import CoreConfig
-from engine.core.request import SamplingParams
+from engine.core.request import NO_BLOCK, SamplingParams
 from engine.model import gpu_decoder
 from engine.model.decoder import DrawingState
 from engine.model.gpu_decoder import GpuDecoder, require_gpu
@@ -132,6 +132,12 @@ def test_the_type_is_the_weights_own_or_bfloat16(saved, dtype):
     assert model.page_bytes(16) == 2 * 2 * 2 * 2 * 16 * 16  # two each of layers, heads and bytes
 
 
+def test_gemma_is_never_loaded_in_fp16_unasked(saved):
+    """Its hidden states grow beyond what fp16 holds."""
+    weights = open_weights(saved("gemma3_text", torch.float16)[0])
+    assert GpuDecoder(weights, device=DEVICE).dtype == torch.bfloat16
+
+
 def test_what_the_kernels_do_not_take_is_refused_when_opened(tmp_path, saved):
     tiny("llama", head_dim=12).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="head_dim must be a multiple of 8"):
@@ -147,6 +153,14 @@ def test_what_does_not_exist_never_reaches_the_device(saved):
         state.forward(np.array([300], np.int32), layout)
     layout.block_tables[:] = 4
     with pytest.raises(ValueError, match="page is not among 4"):
+        state.forward(np.array([0], np.int32), layout)
+    layout.block_tables[:] = NO_BLOCK
+    with pytest.raises(ValueError, match="page is not among 4"):
+        state.forward(np.array([0], np.int32), layout)
+    layout.block_tables[:] = 0
+    for positions in (layout.positions, layout.first_positions):
+        positions[:] = BLOCK
+    with pytest.raises(ValueError, match="slot of a block table is not among 1"):
         state.forward(np.array([0], np.int32), layout)
     with pytest.raises(ValueError, match="token of the batch"):
         state.logits(np.array([1]))
