@@ -13,7 +13,8 @@ class EngineSettings(BaseModel):
     """What an operator may choose about one engine process. The defaults suit a laptop's CPU.
 
     `num_kv_blocks` wins over `kv_memory`, which None leaves to the device. `threads` None are the
-    cores that the process has; `max_model_len` None is the model's own context length.
+    cores that the process has, as far as a container's quota goes; `max_model_len` None is the
+    model's own context length.
     `quantization` trades exactness for speed on a CPU with AVX2. `dtype` "auto" is float32 on a
     CPU, and the model's own 16-bit type, else bfloat16, on a GPU.
     """

@@ -13,7 +13,7 @@ from engine.model.decoder import Decoder
 from engine.model.native import NativeDecoder, Quantization
 from engine.model.weights import GgufWeights, SafetensorsWeights, Weights
 from kernels.cpu.library import KernelsUnavailableError
-from kernels.cpu.team import available_cores
+from kernels.cpu.team import default_threads
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def load_model(
     quantization: Quantization = "none",
     device: Device = "cpu",
 ) -> Decoder:
-    """Read and pack the weights for a device; `threads` defaults to the cores this process has.
+    """Read and pack the weights for a device; `threads` defaults to `default_threads()`.
 
     Raises ModelFileError for a file we cannot serve, ValueError for what the device cannot do.
     """
@@ -38,7 +38,7 @@ def load_model(
     if dtype not in {"auto", "float32"}:
         raise ValueError(f"dtype {dtype!r} is not supported on the CPU; supported: float32")
     weights = open_weights(path)
-    threads = threads or available_cores()
+    threads = threads or default_threads()
     try:
         return NativeDecoder(weights, threads, quantization)
     except KernelsUnavailableError as error:

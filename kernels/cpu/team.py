@@ -2,8 +2,13 @@
 
 import os
 import weakref
+from pathlib import Path
+from typing import Final
 
 from kernels.cpu.library import native
+
+MAX_THREADS: Final = 1024  # EVH_MAX_THREADS
+_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 class Team:
@@ -16,8 +21,8 @@ class Team:
     """
 
     def __init__(self, threads: int) -> None:
-        if not 1 <= threads <= 1024:
-            raise ValueError(f"{threads} threads are not 1 to 1024")
+        if not 1 <= threads <= MAX_THREADS:
+            raise ValueError(f"{threads} threads are not 1 to {MAX_THREADS}")
         self.threads = threads
         self.handle = native().evh_team_create(threads, threads == available_cores() > 1)
         if self.handle is None:
@@ -31,3 +36,16 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def default_threads() -> int:
+    """Threads that compute fastest: as many as the cores this process and its container have.
+
+    A container with a quota of time sees all cores of its machine; threads beyond the quota would
+    only spin it away.
+    """
+    cores = min(available_cores(), MAX_THREADS)
+    if not _QUOTA.exists():
+        return cores
+    quota, period = _QUOTA.read_text(encoding="ascii").split()
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))

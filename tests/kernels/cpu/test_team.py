@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.cpu import structs
+from kernels.cpu import team as teams
 from kernels.cpu.library import native
-from kernels.cpu.team import Team, available_cores
+from kernels.cpu.team import Team, available_cores, default_threads
 
 
 class Recorder:
@@ -165,6 +166,27 @@ def test_a_process_that_ends_leaves_its_teams_alone():
         [sys.executable, "-c", _ENDING], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads"),
+    [
+        ("max 100000", 64),
+        ("200000 100000", 2),
+        ("350000 100000", 3),
+        ("50000 100000", 1),
+        ("9900000 100000", 64),
+    ],
+)
+def test_a_container_gets_as_many_threads_as_its_quota_has_cores(
+    quota: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """More of them would spin away the time that it has."""
+    monkeypatch.setattr(teams, "available_cores", lambda: 64)
+    monkeypatch.setattr(teams, "_QUOTA", tmp_path / "cpu.max")
+    assert default_threads() == 64
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert default_threads() == threads
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025])
