@@ -161,7 +161,10 @@ def entries(data_dir: Path | None = None) -> list[ModelEntry]:
         here = path if path.exists() else None
         listed.append(ModelEntry(name, known.description, here, known.wheel.member_bytes))
     for folder in sorted((models / "hf").glob("*/*")):
-        name = f"{_HUB_PREFIX}{folder.parent.name}/{folder.name}"
+        repository = f"{folder.parent.name}/{folder.name}"
+        if not (folder.is_dir() and _HUB_NAME.fullmatch(repository)):
+            continue  # nothing that was pulled: file managers leave such things
+        name = f"{_HUB_PREFIX}{repository}"
         size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
         listed.append(ModelEntry(name, "from the model hub", folder, size))
     return listed

@@ -384,3 +384,12 @@ def test_locating_looks_at_the_size_and_leaves_the_digest_to_the_loader(shelf, d
     path.write_bytes(CONTENT[:-1])
     with pytest.raises(ModelFileError, match=r"bytes long.*model pull"):
         store.locate(NAME, data_dir)
+
+
+def test_what_nobody_pulled_is_not_listed(tmp_path):
+    organisation = tmp_path / "models" / "hf" / "org"
+    for name in ("model", "no name of a model"):
+        (organisation / name).mkdir(parents=True)
+    (organisation / ".DS_Store").touch()
+    names = [entry.name for entry in store.entries(tmp_path) if entry.path is not None]
+    assert names == ["hf:org/model"]
