@@ -7,6 +7,7 @@ in which they are stored; vectors are fp32.
 
 import hashlib
 from collections.abc import Iterable
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import numpy as np
 from engine.model.config import ModelConfig
 from engine.model.config_gguf import config_from_gguf
 from engine.model.config_json import config_from_json, has_tied_head
+from engine.model.fields import MAX_DIMENSION
 from engine.model.names import GGUF, hugging_face, tensor_shapes
 from engine.model.safetensors_file import SafetensorsFile
 from engine.model.tensors import StoredTensor, gguf_tensor
@@ -62,10 +64,7 @@ class GgufWeights:
         self._file = GgufFile.open(path)
         tensors, metadata = self._file.tensors, self._file.metadata
         shapes = {name: info.shape for name, info in tensors.items()}
-        divisors: tuple[float, ...] = ()
-        if _ROPE_DIVISORS in tensors:
-            divisors = tuple(gguf_tensor(self._file, _ROPE_DIVISORS).vector().tolist())
-        self.config = config_from_gguf(path, metadata, shapes, divisors)
+        self.config = config_from_gguf(path, metadata, shapes, _rope_divisors(self._file))
         # The converter pairs rotary elements as (2i, 2i + 1) for this architecture alone.
         self._interleaved = metadata["general.architecture"] == "llama"
         known = {GGUF(name) for name in tensor_shapes(self.config)}
@@ -99,6 +98,16 @@ class GgufWeights:
         found = gguf_tensor(self._file, GGUF(name))
         _check_shape(self._file.path, found.name, found.shape, shape)
         return found
+
+
+def _rope_divisors(file: GgufFile) -> tuple[float, ...]:
+    """One for each pair of a head's elements, where the file has them; raises ModelFileError."""
+    if _ROPE_DIVISORS not in file.tensors:
+        return ()
+    found = gguf_tensor(file, _ROPE_DIVISORS)
+    if prod(found.shape) > MAX_DIMENSION // 2:  # no head has so many; and lists take memory
+        raise ModelFileError(file.path, f"tensor {_ROPE_DIVISORS!r} has too many numbers")
+    return tuple(found.vector().tolist())
 
 
 def _half_split(rows: int, head_dim: int) -> Array:

@@ -123,6 +123,14 @@ def _gguf_cases(random_: random.Random) -> Iterator[tuple[str, bytes]]:
             bytes(32 * 5_000),
         ),
     )
+    yield (
+        "many rope divisors",  # in 2.6 bits each
+        container(
+            [pair(key, *value) for key, value in METADATA.items()],
+            [tensor("rope_freqs.weight", (256 * 50_000,), 10, 0)],
+            bytes(84 * 50_000),
+        ),
+    )
     yield from _sentencepiece_cases()
     nested = text("k") + struct.pack("<IIQ", ARRAY, ARRAY, 1) * 500
     yield "nested arrays", container([nested], [])
