@@ -37,6 +37,8 @@ _END_NAMES: Final = frozenset(
         "< EOT >",
     }
 )
+# What configurations leave to defaults of the reference implementation's classes.
+_CONTEXTS: Final = {"llama": 2_048, "gemma3_text": 131_072, "gemma3": 131_072}
 _TEMPLATE_FILE: Final = "chat_template.jinja"
 _MAX_TEMPLATE_BYTES: Final = 1 << 20
 
@@ -181,7 +183,7 @@ def _from_folder(path: Path, model_id: str) -> TextModel:
         ends.add(ids[special["eos_token"]])
     return TextModel(
         model_id=model_id,
-        context_length=_positive(config_path, config.get("max_position_embeddings")),
+        context_length=_positive(config_path, _context(config)),
         eos_token_ids=_ends(tokenizer, ends),
         tokenizer=tokenizer,
         template=_template(path, _template_source(path, settings), special),
@@ -190,6 +192,14 @@ def _from_folder(path: Path, model_id: str) -> TextModel:
 
 def _optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
+
+
+def _context(config: Mapping[str, Any]) -> Any:
+    """What a config.json says, in `text_config` where Gemma 3 nests it, or its family's default."""
+    kind, inner = config.get("model_type"), config.get("text_config")
+    fields = inner if kind == "gemma3" and isinstance(inner, dict) else config
+    stated = fields.get("max_position_embeddings")
+    return _CONTEXTS.get(str(kind)) if stated is None else stated
 
 
 def _positive(path: Path, context_length: Any) -> int:
@@ -223,8 +233,8 @@ def _template_source(path: Path, settings: Mapping[str, Any]) -> str:
         return _template_text(path / _TEMPLATE_FILE)
     source = settings.get("chat_template")
     if isinstance(source, list):  # several named templates
-        named = {item.get("name"): item.get("template") for item in source}
-        source = named.get("default")
+        named = [item for item in source if isinstance(item, dict)]
+        source = next((item.get("template") for item in named if item.get("name") == "default"), "")
     return source if isinstance(source, str) else ""
 
 

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from engine.model.config_json import config_from_json
 from engine.protocol.errors import InvalidRequest
 from engine.protocol.requests import Message
 from engine.protocol.text.errors import ModelFileError
@@ -11,6 +12,7 @@ from engine.protocol.text.gguf import GgufFile
 from engine.protocol.text.model import load_text_model
 from tests.engine.protocol.text.gguf_files import STRING, container, pair, tokenizer_pairs
 from tests.engine.protocol.text.reference import transformers_tokenizer
+from tests.support.hostile_models import write_folder
 
 CONVERSATIONS = (
     [Message("user", "What is the capital of France?")],
@@ -177,3 +179,37 @@ def test_a_word_is_spelled_bare_and_after_a_space(model):
         b"Paris",
         b" Paris",
     ]
+
+
+@pytest.mark.parametrize(
+    "templates", [[1], [None], ["x"], [{"name": [], "template": "x"}], [{"name": "default"}]]
+)
+def test_odd_lists_of_templates_are_no_templates(templates, tmp_path):
+    write_folder(tmp_path / "odd")
+    path = tmp_path / "odd" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": templates}))
+    assert load_text_model(tmp_path / "odd").template is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "context"),
+    [
+        ({}, 2048),
+        ({"max_position_embeddings": None}, 2048),
+        ({"model_type": "gemma3_text"}, 131_072),
+        ({"model_type": "gemma3", "text_config": {}}, 131_072),
+        ({"model_type": "gemma3", "text_config": {"max_position_embeddings": 512}}, 512),
+    ],
+)
+def test_a_context_that_is_not_stated_is_what_the_weights_are_read_with(changes, context, tmp_path):
+    write_folder(tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    del config["max_position_embeddings"]
+    path.write_text(json.dumps(config | changes))
+    assert load_text_model(tmp_path / "model").context_length == context
+    inner = changes.get("text_config")
+    values = config | changes
+    if inner is not None:
+        values["text_config"] = config | inner
+    assert config_from_json(path, values).context_length == context
