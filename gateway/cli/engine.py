@@ -52,6 +52,7 @@ def engine(
     from engine.settings import load_engine_settings
     from gateway.logs import configure_logging
     from gateway.settings import SettingsError
+    from kernels.cpu.library import StaleKernelsError
 
     if stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, name="parent-watch", daemon=True).start()
@@ -74,6 +75,7 @@ def engine(
         ListenError,
         ModelFileError,
         SettingsError,
+        StaleKernelsError,
         TelemetryError,
         ValueError,
     ) as error:

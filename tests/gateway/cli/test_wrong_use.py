@@ -7,6 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from gateway.cli.main import app
+from kernels.cpu.library import StaleKernelsError
 
 
 @pytest.fixture
@@ -74,3 +75,13 @@ def test_a_taken_port_is_told_before_any_model_is_loaded(run, tmp_path, smollm2,
         place = ("--data-dir", str(tmp_path / "data"), "--admin-port", "0")
         result = run("serve", "--model", str(smollm2), "--port", port, *place)
     assert f"127.0.0.1:{port}" in said(result, 1)
+
+
+def test_kernels_that_are_not_of_these_sources_are_one_clear_error(run, smollm2, monkeypatch):
+    def stale():
+        raise StaleKernelsError("libevenhand-plain.so is older than its sources")
+
+    monkeypatch.setattr("engine.model.native.Team", lambda _threads: stale())
+    assert "older than its sources" in said(
+        run("engine", "--model", str(smollm2), "--port", "0"), 1
+    )
