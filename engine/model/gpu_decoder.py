@@ -60,9 +60,12 @@ class GpuDecoder(TorchDecoder):
     """`TorchDecoder` over Triton; `device` "cpu" is for their interpreter.
 
     `dtype` "auto" is the weights' own type where that has 16 bits, else bfloat16; of Gemma always.
+    Raises ValueError for Gemma in float16, which its hidden states outgrow.
     """
 
     def __init__(self, weights: Weights, dtype: GpuType = "auto", device: str = "cuda") -> None:
+        if weights.config.post_norms and dtype == "float16":
+            raise ValueError("dtype 'float16' is too narrow for Gemma: use bfloat16 or float32")
         chosen = _own_type(weights) if dtype == "auto" else _TYPES[dtype]
         super().__init__(weights, TritonKernels(), chosen, device)
 

@@ -24,7 +24,7 @@ _MAX_REFUSAL: Final = 200
 _UNITS: Final = 100_000
 _UNITS_PER_MESSAGE: Final = 500
 _CHARACTERS_PER_UNIT: Final = 2
-_MAX_UNITS: Final = 4_000_000
+_MAX_UNITS: Final = 1_500_000  # at 32 characters a unit, what a rendering may hold at once
 
 # What a template can make Python raise: wrong arguments, a division by zero, deep nesting.
 _FAULTS: Final = (TemplateError, ArithmeticError, TypeError, ValueError, RecursionError)

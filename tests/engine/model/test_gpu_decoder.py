@@ -132,10 +132,12 @@ def test_the_type_is_the_weights_own_or_bfloat16(saved, dtype):
     assert model.page_bytes(16) == 2 * 2 * 2 * 2 * 16 * 16  # two each of layers, heads and bytes
 
 
-def test_gemma_is_never_loaded_in_fp16_unasked(saved):
+def test_gemma_is_never_loaded_in_fp16(saved):
     """Its hidden states grow beyond what fp16 holds."""
     weights = open_weights(saved("gemma3_text", torch.float16)[0])
     assert GpuDecoder(weights, device=DEVICE).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="too narrow"):
+        GpuDecoder(weights, "float16", DEVICE)
 
 
 def test_what_the_kernels_do_not_take_is_refused_when_opened(tmp_path, saved):

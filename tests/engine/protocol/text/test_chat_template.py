@@ -210,6 +210,12 @@ def test_deep_lists_are_refused(use):
     assert caught.value.message == CANNOT_RENDER
 
 
+def test_names_are_not_looked_for_through_ever_more_scopes():
+    nested = "{% with %}" * 80 + "{{ messages }}" + "{% endwith %}" * 80
+    with pytest.raises(InvalidTemplateError, match="too much work"):
+        ChatTemplate(nested, {})
+
+
 def test_a_conversation_has_work_by_its_size():
     """Every message may be gone through many times, however many there are."""
     source = "{% for m in messages %}{% for part in m.content.split('\n') %}{{ part | trim }}"
