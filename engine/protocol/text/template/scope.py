@@ -11,14 +11,14 @@ _MAX_DEPTH: Final = 64  # a name is looked for in each; macros and loops of real
 class Scope:
     """Names set here, and those of the scope around it."""
 
-    __slots__ = ("_depth", "names", "outer", "work")
+    __slots__ = ("depth", "names", "outer", "work")
 
     def __init__(self, work: Work, names: dict[str, Any], outer: "Scope | None" = None) -> None:
         self.work = work
         self.names = names
         self.outer = outer
-        self._depth = 0 if outer is None else outer._depth + 1
-        if self._depth > _MAX_DEPTH:
+        self.depth = 0 if outer is None else outer.depth + 1
+        if self.depth > _MAX_DEPTH:
             raise TooMuchWorkError("nests too deeply")
 
     def inner(self, names: dict[str, Any]) -> "Scope":
