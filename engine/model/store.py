@@ -9,7 +9,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -124,18 +124,20 @@ def locate(spec: str, data_dir: Path | None = None) -> ModelSource:
     models = _models_dir(data_dir)
     if spec in _KNOWN:
         path = _target(models, spec)
-        if not path.exists():
+        if not _is_there(path):
             raise NotPulledError(spec)
         with _pull_again(spec):
             _require_size(path, _KNOWN[spec].wheel)
         return ModelSource(path, spec)
     if spec.startswith(_HUB_PREFIX):
         folder = _target(models, spec)
-        if not folder.exists():
+        if not _is_there(folder):
             raise NotPulledError(spec)
         return ModelSource(_loadable(folder), folder.name)
-    path = Path(spec).expanduser()
-    if not path.exists():
+    path = Path(spec)
+    with suppress(RuntimeError):  # the home of a user who is not here: a name like any other
+        path = path.expanduser()
+    if not _is_there(path):
         known = ", ".join(sorted(_KNOWN))
         raise UnknownModelError(
             f"{spec!r} is neither a file, nor a folder, nor a known model ({known}, hf:ORG/NAME)"
@@ -172,6 +174,14 @@ def entries(data_dir: Path | None = None) -> list[ModelEntry]:
 
 def _models_dir(data_dir: Path | None) -> Path:
     return (data_dir or default_data_dir()) / "models"
+
+
+def _is_there(path: Path) -> bool:
+    """Whether anything is; raises ModelFileError where that cannot be looked up."""
+    try:
+        return path.exists()
+    except OSError as error:  # a folder that is closed to us, a name beyond the system's limit
+        raise ModelFileError(path, f"cannot be looked at: {error.strerror}") from error
 
 
 def _target(models: Path, name: str) -> Path:

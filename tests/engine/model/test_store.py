@@ -345,10 +345,17 @@ def test_local_folder(tmp_path):
     assert resolve(str(folder)) == store.ModelSource(folder, "tiny")
 
 
-@pytest.mark.parametrize("spec", ["nope", "smollm3", "missing/file.gguf"])
+@pytest.mark.parametrize("spec", ["nope", "smollm3", "missing/file.gguf", "~nobody-here/a.gguf"])
 def test_unknown_spec_names_what_is_known(spec, data_dir):
     with pytest.raises(UnknownModelError, match=NAME):
         resolve(spec, data_dir)
+
+
+@pytest.mark.parametrize("spec", ["x" * 300, NAME, "hf:org/name"])
+def test_what_may_not_be_looked_at_is_one_error(spec, tmp_path):
+    closed = tmp_path / ("x" * 300)  # fails to be looked up, as in a folder that is closed to us
+    with pytest.raises(ModelFileError, match="cannot be looked at: File name too long"):
+        resolve(spec, closed)
 
 
 @pytest.mark.parametrize("name", ["nope", "hf:", "hf:a", "hf:../../etc", "hf:a/../b", "hf:a/b\n"])
