@@ -6,6 +6,7 @@ Gateway and engine both load this, so that they agree on every token.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from os.path import lexists
 from pathlib import Path
 from typing import Any, Final
 
@@ -191,7 +192,7 @@ def _from_folder(path: Path, model_id: str) -> TextModel:
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
+    return read_json(path) if lexists(path) else {}  # a link to nothing is there, and damaged
 
 
 def _context(config: Mapping[str, Any]) -> Any:
@@ -229,7 +230,7 @@ def _token_text(value: Any) -> str | None:
 
 
 def _template_source(path: Path, settings: Mapping[str, Any]) -> str:
-    if (path / _TEMPLATE_FILE).exists():
+    if lexists(path / _TEMPLATE_FILE):
         return _template_text(path / _TEMPLATE_FILE)
     source = settings.get("chat_template")
     if isinstance(source, list):  # several named templates

@@ -140,6 +140,17 @@ def test_generation_config_and_named_templates_are_used(tmp_path):
     assert model.encode_chat([Message("user", "a")]) == [0, 0]
 
 
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "generation_config.json", "chat_template.jinja"]
+)
+@pytest.mark.parametrize("target", ["nowhere", None])
+def test_a_link_that_leads_nowhere_is_named(tmp_path, name, target):
+    folder = folder_config(tmp_path, config={"max_position_embeddings": 8})
+    (folder / name).symlink_to(target or name)
+    with pytest.raises(ModelFileError, match=f"{name}: cannot be read"):
+        load_text_model(folder)
+
+
 def test_loads_without_torch(smollm2):
     code = (
         "import sys, pathlib; from engine.protocol.text.model import load_text_model;"
