@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.model.decoder import Decoder
-from engine.model.native import NativeDecoder, Quantization
+from engine.model.native import NativeDecoder, Quantization, require_kernels
 from engine.model.weights import GgufWeights, SafetensorsWeights, Weights
 from kernels.cpu.library import KernelsUnavailableError
 from kernels.cpu.team import default_threads
@@ -33,21 +33,28 @@ def load_model(
 
     Raises ModelFileError for a file we cannot serve, ValueError for what the device cannot do.
     """
+    require_device(device, dtype, quantization)
     if device == "cuda":
-        return _gpu_decoder(path, dtype, quantization)
-    if dtype not in {"auto", "float32"}:
-        raise ValueError(f"dtype {dtype!r} is not supported on the CPU; supported: float32")
+        return _gpu_decoder(path, dtype)
     weights = open_weights(path)
     threads = threads or default_threads()
     try:
         return NativeDecoder(weights, threads, quantization)
     except KernelsUnavailableError as error:
-        if quantization != "none":
-            raise ValueError(f"quantization {quantization!r} is not possible: {error}") from error
         log.warning(
             "SLOW: torch computes instead of the native kernels, many times slower: %s", error
         )
         return _torch_decoder(weights, threads)
+
+
+def require_device(device: Device, dtype: DataType, quantization: Quantization) -> None:
+    """Raise ValueError where the device that is here cannot compute so, and say why."""
+    if device == "cuda":
+        _require_gpu(quantization)
+    elif dtype not in {"auto", "float32"}:
+        raise ValueError(f"dtype {dtype!r} is not supported on the CPU; supported: float32")
+    elif quantization != "none":
+        _require_kernels(quantization)
 
 
 def open_weights(path: Path) -> Weights:
@@ -55,15 +62,27 @@ def open_weights(path: Path) -> Weights:
     return SafetensorsWeights(path) if path.is_dir() else GgufWeights(path)
 
 
-def _gpu_decoder(path: Path, dtype: DataType, quantization: Quantization) -> Decoder:
+def _require_gpu(quantization: Quantization) -> None:
     for library in ("torch", "triton"):
         if importlib.util.find_spec(library) is None:
             raise ValueError(f"device 'cuda' needs {library}, which is not installed")
-    from engine.model.gpu_decoder import GpuDecoder, require_gpu
-
     if quantization != "none":
         raise ValueError(f"quantization {quantization!r} is for device 'cpu' only")
+    from engine.model.gpu_decoder import require_gpu
+
     require_gpu()
+
+
+def _require_kernels(quantization: Quantization) -> None:
+    try:
+        require_kernels(quantization)
+    except KernelsUnavailableError as error:
+        raise ValueError(f"quantization {quantization!r} is not possible: {error}") from error
+
+
+def _gpu_decoder(path: Path, dtype: DataType) -> Decoder:
+    from engine.model.gpu_decoder import GpuDecoder
+
     return GpuDecoder(open_weights(path), dtype)
 
 

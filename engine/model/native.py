@@ -15,7 +15,7 @@ from engine.model.decoder import Indices, Logits
 from engine.model.native_weights import NativeLayer, load_native
 from engine.model.page_groups import page_groups
 from engine.model.weights import Weights
-from kernels.cpu.library import chosen_variant
+from kernels.cpu.library import chosen_variant, native
 from kernels.cpu.packed import PackedMatrix
 from kernels.cpu.step import (
     Angles,
@@ -41,17 +41,25 @@ Quantization = Literal["none", "activations-int8"]
 _FP32_BYTES: Final = 4
 
 
+def require_kernels(quantization: Quantization) -> None:
+    """Raise KernelsUnavailableError where none run, ValueError where those that do are too plain."""
+    native()
+    if quantization == "activations-int8" and chosen_variant() != "avx2":
+        raise ValueError(
+            f"quantization {quantization!r} needs the kernels for AVX2; plain ones run here"
+        )
+
+
 class NativeDecoder:
     """`engine.model.decoder.Decoder` by the native kernels and a team of `threads`.
 
     Raises ModelFileError, KernelsUnavailableError where no kernels are compiled, and ValueError for
-    8-bit activations on a processor without AVX2.
+    8-bit activations where AVX2 is missing, or not wanted.
     """
 
     def __init__(self, weights: Weights, threads: int, quantization: Quantization = "none") -> None:
+        require_kernels(quantization)
         int8 = quantization == "activations-int8"
-        if int8 and chosen_variant() != "avx2":
-            raise ValueError(f"quantization {quantization!r} needs a processor with AVX2")
         self.config = weights.config
         self.page_groups = page_groups(self.config.layer_windows)
         self.digest = weights.digest()

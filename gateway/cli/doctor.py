@@ -39,14 +39,15 @@ def doctor(
 def examine(data_dir: Path | None) -> "list[Finding]":
     """All findings. Without usable settings only what does not depend on them is looked at."""
     from gateway.checks import failed, ok
-    from gateway.cli.model_checks import cpu_kernels, torch_and_cuda
+    from gateway.cli.model_checks import cpu_kernels, device, torch_and_cuda
 
     settings, engine_settings, problems = _settings(data_dir)
     machine = [cpu_kernels(), torch_and_cuda()]
     if settings is None or engine_settings is None:
         return [failed("settings", "; ".join(problems)), *machine]
     found = [ok("settings", "every name is known, every value is possible")]
-    return [*found, *_deployment(settings, engine_settings), *machine]
+    found += _deployment(settings, engine_settings)
+    return [*found, device(engine_settings), *machine]
 
 
 def _settings(

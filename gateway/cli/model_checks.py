@@ -9,6 +9,7 @@ from typing import Final
 from engine.model import store
 from engine.model.download import ModelUnavailableError
 from engine.model.inspect import Inspection, inspect
+from engine.model.load import require_device
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.model import load_text_model
 from engine.settings import CPU_KV_MEMORY, EngineSettings
@@ -93,6 +94,16 @@ def _container_memory() -> Iterator[int]:
         limit = _CGROUP_LIMIT.read_text(encoding="ascii").strip()
         if limit != "max":
             yield max(0, int(limit) - int(_CGROUP_USED.read_text(encoding="ascii")))
+
+
+def device(settings: EngineSettings) -> Finding:
+    """Whether an engine that is started here with these settings can compute as they say."""
+    chosen, name = settings.device, "device"
+    try:
+        require_device(chosen, settings.dtype, settings.quantization)
+    except (StaleKernelsError, ValueError) as error:
+        return failed(name, str(error))
+    return ok(name, f"{chosen}, dtype {settings.dtype}, quantization {settings.quantization}")
 
 
 def cpu_kernels() -> Finding:

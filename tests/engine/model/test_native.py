@@ -181,7 +181,7 @@ def test_without_avx2_it_computes_the_same_and_refuses_8_bits():
 
 @pytest.mark.skipif(chosen_variant() == "avx2", reason="AVX2 is there")
 def test_other_processors_refuse_8_bits():
-    with pytest.raises(ValueError, match="needs a processor with AVX2"):
+    with pytest.raises(ValueError, match="needs the kernels for AVX2"):
         NativeDecoder(DrawnWeights(config()), 1, "activations-int8")
 
 

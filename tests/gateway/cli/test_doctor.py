@@ -62,6 +62,7 @@ def test_a_migrated_deployment_with_a_model_is_well(run, tmp_path, with_model):
         "clock",
         "engines",
         "model smollm2-135m",
+        "device",
         "CPU kernels",
         "torch and CUDA",
     }
@@ -155,6 +156,34 @@ def test_kernels_that_are_not_there_are_a_warning(monkeypatch):
     found = model_checks.cpu_kernels()
     assert found.status is Status.WARNING
     assert "kernels.cpu.build" in found.says
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"EVENHAND_ENGINE__DTYPE": "bfloat16"}, "dtype 'bfloat16' is not supported on the CPU"),
+        (
+            {
+                "EVENHAND_ENGINE__QUANTIZATION": "activations-int8",
+                "EVENHAND_ENGINE__DEVICE": "cuda",
+            },
+            "quantization 'activations-int8' is for device 'cpu' only",
+        ),
+        (
+            {
+                "EVENHAND_ENGINE__QUANTIZATION": "activations-int8",
+                "EVENHAND_CPU_KERNELS": "plain",
+            },
+            "quantization 'activations-int8' needs the kernels for AVX2; plain ones run here",
+        ),
+    ],
+)
+def test_what_an_engine_would_refuse_fails(tmp_path, settings, says):
+    done = run_cli("doctor", "--json", EVENHAND_DATA_DIR=str(tmp_path / "data"), **settings)
+    assert done.returncode == 1
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)}
+    assert found["device"]["status"] == "failed"
+    assert says in found["device"]["says"]
 
 
 def test_without_a_driver_no_torch_is_loaded():
