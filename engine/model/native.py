@@ -42,7 +42,7 @@ _FP32_BYTES: Final = 4
 
 
 def require_kernels(quantization: Quantization) -> None:
-    """Raise KernelsUnavailableError where none run, ValueError where those that do are too plain."""
+    """Raise KernelsUnavailableError where none run, ValueError where those lack 8-bit products."""
     native()
     if quantization == "activations-int8" and chosen_variant() != "avx2":
         raise ValueError(
