@@ -28,9 +28,9 @@ def _same(work: Work, value: Any, other: Any) -> bool:
     return isinstance(value, SCALARS) and type(value) is type(other) and equal(work, value, other)
 
 
-def _divisible(work: Work, value: Any, by: Any) -> bool:
+def _divisible(work: Work, value: Any, by: Any, rest: int = 0) -> bool:
     del work
-    return bool(calculate(operator.mod, value, by) == 0)
+    return bool(calculate(operator.mod, value, by) == rest)
 
 
 def _is(predicate: Callable[[Any], bool]) -> Callable[..., bool]:
@@ -81,7 +81,7 @@ TESTS: Final[Mapping[str, Callable[..., Any]]] = {
     "mapping": _is(lambda value: isinstance(value, dict)),
     "none": _is(lambda value: value is None),
     "number": _is(lambda value: isinstance(value, int | float)),
-    "odd": lambda work, value: not _divisible(work, value, 2),
+    "odd": lambda work, value: _divisible(work, value, 2, rest=1),
     "sameas": _same,
     "sequence": _is(lambda value: isinstance(value, (str, dict, *SEQUENCES, Undefined))),
     "string": _is(lambda value: isinstance(value, str)),
