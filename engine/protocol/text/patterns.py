@@ -17,7 +17,10 @@ _MAX_WAYS: Final = 256
 _GROUPS: Final = re.compile(r"\(\?(?:i?:|[=!>])")
 _CLASS: Final = re.compile(r"\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\[\\])*\]", re.DOTALL)
 _ESCAPE: Final = re.compile(r"\\(?:[pPux]\{\^?\w+\}|u[0-9A-Fa-f]{4}|[pP]\w|[sSdDwWhbBrnt]|\W)")
-_QUANTIFIER: Final = re.compile(r"(?:([*+?])|\{(\d{1,3})?(,)?(\d{1,3})?\})[?+]?")
+_QUANTIFIER: Final = re.compile(
+    r"([*+?])[?+]?|\{(?=,?\d)(\d{1,3})?(?:(,)(\d{1,3})?)?\}(\+)?"  # a count before `+` is repeated
+)
+_UNREAD_COUNT: Final = re.compile(r"\{[\d,}]")
 # In published tokenizers, and harmless: the first goes back by one; what the others would go back
 # over is taken by the alternative named beside each, which has to be there.
 _HARMLESS: Final = {
@@ -149,6 +152,8 @@ class _Reader:
     def _character(self) -> None:
         if self._next() in {"*", "+", "?"}:
             raise _unsupported(self._pattern)  # it repeats nothing, or a repetition
+        if _UNREAD_COUNT.match(self._pattern, self._at):
+            raise _unsupported(self._pattern)  # what the library makes of it is not known here
         kind = {"\\": _ESCAPE, "[": _CLASS}.get(self._next())
         if kind is None:
             self._at += 1
@@ -161,10 +166,12 @@ class _Reader:
 
 def _bounds(quantifier: re.Match[str]) -> tuple[int, int | None]:
     """How often at least and at most; None: without bound."""
-    sign, least, comma, most = quantifier.groups()
+    sign, least, comma, most, repeated = quantifier.groups()
     if sign is not None:
         return int(sign == "+"), 1 if sign == "?" else None
     first = int(least or 0)
+    if repeated is not None:
+        return first, None
     if comma is None:
         return first, first
     return first, None if most is None else max(first, int(most))

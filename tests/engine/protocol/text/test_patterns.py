@@ -22,6 +22,8 @@ SAFE = [
     r"\s|[[:punct:]]|\u0041|\x{41}",
     "(?>a|b)c{3}a{,3}{",
     " {2,}",
+    r"\p{N}{1,3}+",
+    "a{ 2}",
     "",
 ]
 UNSAFE = [
@@ -30,6 +32,9 @@ UNSAFE = [
     *(r"a*a*\d", r"a*\d", "a+b", "a{2,}b", "a+(?!b)", "a+(?=b)", "a?" * 30 + "b", "(a|a)" * 20),
     *("a{0,99}a{0,99}b", r"\s*[\r\n]+", r"\s+(?!\w)|\s+", rf"{UPPER}*{LOWER}+", "a++b", "a**"),
     *(r"(?<=a)b", r"(?<!a)b", r"(a)\1", r"\k<x>", r"(?<x>a\g<x>?b)", r"(?(1)a)", "(?#x)", "(?i)a"),
+    # The library repeats a count before `+` without end, reads counts of many digits, and takes
+    # braces without a digit for what they are.
+    *("a{1}+b", "(?:a{1}+)?", "(?:ab){2}+", "a{1}?b", "a{9999}", "a{0,9999}b", "a+b{}", "a+b{,}"),
     *(
         "[a",
         "[a&&[b]]",
