@@ -17,7 +17,7 @@ class Scope:
         self.work = work
         self.names = names
         self.outer = outer
-        self.depth = 0 if outer is None else outer.depth + 1
+        self.depth: int = 0 if outer is None else outer.depth + 1
         if self.depth > _MAX_DEPTH:
             raise TooMuchWorkError("nests too deeply")
 
