@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 
 from tests.support.paged import Sizes
@@ -26,7 +27,8 @@ def test_attention_equals_its_reference_for_every_shape(monkeypatch):
     windows = itertools.cycle(WINDOWS)
     worst = dict.fromkeys(map(str, DTYPES), 0.0)
     shapes = list(itertools.product(RATIOS, HEAD_DIMS, PAGE_SIZES, DTYPES))
-    with only_arguments_touched(monkeypatch):
+    # Rows that pad a tile divide zero by zero, on a GPU in silence; nothing of them is stored.
+    with only_arguments_touched(monkeypatch), np.errstate(all="ignore"):
         for seed, (ratio, head_dim, page_size, dtype) in enumerate(shapes):
             sizes = Sizes(2, ratio, head_dim, page_size, next(windows))
             batch = paged_tensors(straddling(page_size), sizes, dtype, seed)
