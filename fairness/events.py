@@ -7,6 +7,9 @@ in seconds on one monotonic clock. The two lists below are the language of the a
 from dataclasses import dataclass
 
 from fairness.types import (
+    GrantReason,
+    MissReason,
+    PassReason,
     RefusalReason,
     ReplicaCapacity,
     ReplicaId,
@@ -56,8 +59,9 @@ class TenantChanged:
 class Enqueued:
     """A request joined its tenant's queue, under the tenant's terms as the gateway knows them.
 
-    `affinity` is a keyed hash of its namespace and leading blocks, 0 for none. `prompt_tokens` is
-    of the whole request and, when estimated, an upper bound; `max_output_tokens` is per sequence.
+    `affinity` is a keyed hash of its namespace and leading blocks, 0 for none; `prefix` are such
+    hashes of ever longer beginnings of its prompt, shortest first. `prompt_tokens` is of the whole
+    request and, when estimated, an upper bound; `max_output_tokens` is per sequence.
     """
 
     now: float
@@ -68,7 +72,7 @@ class Enqueued:
     max_output_tokens: int
     sequences: int = 1
     affinity: int = 0
-    prompt_is_estimate: bool = False
+    prefix: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.sequences < 1 or self.prompt_tokens < 1 or self.max_output_tokens < 0:
@@ -132,9 +136,36 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time passed: requests older than the TTL expire."""
+    """Time passed: requests older than the TTL expire, deadlines pass."""
 
     now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """A new incarnation took over: every request and replica of the last one is gone.
+
+    Counters and the floor stay. A request with output keeps its charges; others are refunded.
+    """
+
+    now: float
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DegradedOn:
+    """From here on something that the promises rest on is missing; `reason` says what."""
+
+    now: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DegradedOff:
+    """What was missing for `reason` is back."""
+
+    now: float
+    reason: str
 
 
 # --- effects -----------------------------------------------------------------------------------
@@ -142,13 +173,108 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Send `request` to `replica` now; `charge_milli` is what its prompt cost, in milli-units."""
+    """Send `request` to `replica` now; `charge_milli` is what its prompt cost, in milli-units.
+
+    `counter` is its tenant's just before, `least` that of the tenant whose turn it was.
+    """
 
     now: float
     request: RequestId
     tenant: TenantId
     replica: ReplicaId
     charge_milli: int
+    reason: GrantReason
+    counter: int
+    least: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A misfit that was passed often enough is granted, and `replica` is held for it until it fits.
+
+    Charged like `Granted`; the request is sent when `Dispatched` follows.
+    """
+
+    now: float
+    request: RequestId
+    tenant: TenantId
+    replica: ReplicaId
+    charge_milli: int
+    counter: int
+    least: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A pinned request has its credit: send it to `replica` now."""
+
+    now: float
+    request: RequestId
+    tenant: TenantId
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """The replica held for a pinned request is gone: it waits again, under its charge."""
+
+    now: float
+    request: RequestId
+    tenant: TenantId
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """`by` is granted before `request`, whose count of such passes is now `passes`."""
+
+    now: float
+    request: RequestId
+    tenant: TenantId
+    by: RequestId
+    passes: int
+    reason: PassReason
+
+
+@dataclass(frozen=True, slots=True)
+class Headed:
+    """`request` heads its tenant's queue and is to be granted by `deadline`.
+
+    The deadline is `work_milli` (what may go before it) over `rate_milli` (what the pool does in a
+    second, 0 while unknown), within its limits; after a block, it is what was left of it.
+    """
+
+    now: float
+    request: RequestId
+    tenant: TenantId
+    deadline: float
+    work_milli: int
+    rate_milli: int
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """The head's deadline passed and it still waits."""
+
+    now: float
+    request: RequestId
+    tenant: TenantId
+    reason: MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """The tenant waits, but its own concurrency limit holds its head back: it is idle."""
+
+    now: float
+    tenant: TenantId
+
+
+@dataclass(frozen=True, slots=True)
+class Unblocked:
+    """The tenant's limit lets its head go again."""
+
+    now: float
+    tenant: TenantId
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +289,16 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request can never be granted: it fits no empty replica, or a limit of its tenant."""
+    """The request is not queued, or no longer: it can never be granted, or not in time.
+
+    `retry_after_s` is when another try may succeed; None when nobody can say.
+    """
 
     now: float
     request: RequestId
     tenant: TenantId
     reason: RefusalReason = RefusalReason.NO_REPLICA_FITS
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +323,30 @@ class Forgotten:
 
 
 RequestInput = Enqueued | Corrected | Emitted | Finished | NotStarted | Requeued | Cancelled
-PoolInput = ReplicaUp | ReplicaDrained | ReplicaLost | TenantChanged | Ticked
+PoolInput = (
+    ReplicaUp
+    | ReplicaDrained
+    | ReplicaLost
+    | TenantChanged
+    | Ticked
+    | Restarted
+    | DegradedOn
+    | DegradedOff
+)
 Input = RequestInput | PoolInput
-Effect = Granted | Expired | Refused | Lifted | Forgotten
+Effect = (
+    Granted
+    | Pinned
+    | Dispatched
+    | Unpinned
+    | Passed
+    | Headed
+    | Missed
+    | Blocked
+    | Unblocked
+    | Expired
+    | Refused
+    | Lifted
+    | Forgotten
+)
 Event = Input | Effect

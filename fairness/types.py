@@ -33,6 +33,31 @@ class RefusalReason(StrEnum):
     PROMPT_LIMIT = "prompt_limit"
     OUTPUT_LIMIT = "output_limit"
     CONCURRENCY = "concurrency"
+    PREDICTED_WAIT = "predicted_wait"
+    RATE = "rate"
+
+
+class GrantReason(StrEnum):
+    """Why a tenant was granted: its turn, past a misfit, or past its deadline."""
+
+    TURN = "turn"
+    PASS = "pass"
+    URGENT = "urgent"
+
+
+class PassReason(StrEnum):
+    """Why a waiting request was passed: it fits nowhere, or a sibling's prefix is cached."""
+
+    MISFIT = "misfit"
+    LOCALITY = "locality"
+
+
+class MissReason(StrEnum):
+    """Why a head was not granted by its deadline."""
+
+    BUDGET = "budget"
+    BEYOND_SLACK = "beyond_slack"
+    NO_FIT = "no_fit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +88,9 @@ class PoolConfig:
 
     `growth_blocks` is the allowance in blocks per in-flight sequence that the fit test keeps free;
     `load_factor_milli` bounds cache affinity to that many thousandths of the mean in-flight.
+    `max_passes` is K, for misfits and for locality apart; `slack_milli` is Z in thousandths of a
+    tenant's largest request; `urgent_share_milli` is the urgent lane's share of the service. A
+    head's deadline lies between `t_min_s` and `t_max_s` after it became head.
     """
 
     prices: Prices = Prices()
@@ -70,3 +98,8 @@ class PoolConfig:
     growth_blocks: int = 1
     load_factor_milli: int = 1_250
     ttl_s: float = 120.0
+    max_passes: int = 8
+    slack_milli: int = 1_000
+    urgent_share_milli: int = 50
+    t_min_s: float = 2.0
+    t_max_s: float = 90.0
