@@ -20,6 +20,7 @@ from fairness.placement import place
 from fairness.policy import Policy
 from fairness.snapshot import replica_snapshot, service_jain, tenant_snapshot
 from fairness.types import (
+    GrantReason,
     PoolConfig,
     RefusalReason,
     ReplicaCapacity,
@@ -104,7 +105,7 @@ class Dispatcher:
                 self._drain_replica(event.replica)
             case events.ReplicaLost():
                 self._lose_replica(event.replica)
-            case events.Ticked():
+            case _:
                 pass
 
     def _enqueue(self, event: events.Enqueued) -> None:
@@ -262,7 +263,16 @@ class Dispatcher:
         account.unsettled += charge
         replica.hold(ticket)
         self._effects.append(
-            events.Granted(self._now, ticket.request, ticket.tenant, replica.id, charge)
+            events.Granted(
+                self._now,
+                ticket.request,
+                ticket.tenant,
+                replica.id,
+                charge,
+                GrantReason.TURN,
+                account.counter,
+                account.counter,
+            )
         )
         self._changed(account)
 

@@ -1,25 +1,50 @@
-"""Who is next, behind one port: the fair policy and first come, first served as its control."""
+"""Who is next, behind one port: the fair policy, and first come, first served as its control.
 
-from typing import Protocol
+A policy ranks tenants and may keep books of its own through the hooks; it never changes an account.
+"""
 
 from fairness.counters import Account, Ticket
+from fairness.types import TenantId
 
 
-class Policy(Protocol):
-    """Ranks backlogged tenants; the smallest rank is granted, ties go to the smaller tenant id."""
+class Policy:
+    """Ranks backlogged tenants: the smallest rank is granted, ties go to the smaller tenant id.
 
-    @property
-    def name(self) -> str:
-        """What settings and metrics call it."""
-        ...
+    The hooks are told what happened after it happened; here they do nothing.
+    """
+
+    name: str
 
     def rank(self, account: Account, head: Ticket) -> int:
-        """The rank of a backlogged tenant whose oldest waiting request is `head`."""
-        ...
+        """The rank of a backlogged tenant whose first waiting request is `head`."""
+        raise NotImplementedError
+
+    def slack(self, largest: int) -> int:  # noqa: ARG002 - the port's signature
+        """How far above the first rank a tenant may pass a misfit or use the urgent lane.
+
+        `largest` is Z, the tenant's own largest request per unit of weight.
+        """
+        return 0
+
+    def refuses(self, now: float, tenant: TenantId) -> float | None:  # noqa: ARG002 - as above
+        """Seconds after which a refused request may be tried again; None to take it."""
+        return None
+
+    def charged(self, account: Account, milli: int) -> None:
+        """The account was charged; a negative amount is a correction or a refund."""
+
+    def granted(self, account: Account, ticket: Ticket) -> None:
+        """The request was granted, perhaps not for the first time."""
+
+    def emitted(self, account: Account, ticket: Ticket, before: int) -> None:
+        """The request has emitted `ticket.output_tokens`, of which `before` were known."""
+
+    def ended(self, account: Account, ticket: Ticket) -> None:
+        """The request is in flight no longer: it ended, or waits again."""
 
 
-class VtcPolicy:
-    """The tenant with the smallest counter goes next."""
+class VtcPolicy(Policy):
+    """The tenant with the smallest counter goes next (Virtual Token Counter, OSDI 2024)."""
 
     name = "vtc"
 
@@ -27,8 +52,12 @@ class VtcPolicy:
         """The counter."""
         return account.counter
 
+    def slack(self, largest: int) -> int:
+        """One largest request."""
+        return largest
 
-class FcfsPolicy:
+
+class FcfsPolicy(Policy):
     """The request that arrived first goes next, whoever sent it; counters only measure."""
 
     name = "fcfs"

@@ -41,7 +41,7 @@ class GrantReason(StrEnum):
     """Why a tenant was granted: its turn, past a misfit, or past its deadline."""
 
     TURN = "turn"
-    PASS = "pass"
+    PASS = "pass"  # noqa: S105 - no password
     URGENT = "urgent"
 
 
