@@ -35,6 +35,10 @@ class Replica:
         """Hand the job to the core; raises what `EngineCore.add` raises."""
         self._core.add(job.request())
 
+    def abort(self, job_id: str) -> bool:
+        """End the job in any state; False if it is not here or has ended."""
+        return self._core.abort(job_id)
+
     def has_work(self) -> bool:
         """Whether any request has not ended."""
         return self._core.has_work()
