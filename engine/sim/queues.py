@@ -10,8 +10,7 @@ from engine.sim.job import Job
 from engine.sim.replica import Replica
 from fairness import events
 from fairness.dispatcher import Dispatcher
-from fairness.metrics import PoolSnapshot
-from fairness.types import ReplicaCapacity, ReplicaId, TenantTerms
+from fairness.types import ReplicaCapacity, TenantTerms
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +37,6 @@ class Queue(Protocol):
         """A replica's step ended."""
         ...
 
-    def leave(self, now: float, job_id: str) -> Sequence[Grant]:
-        """The client of an unfinished job left; no replica works on it any more."""
-        ...
-
-    def lose(self, now: float, replica: str) -> Sequence[Grant]:
-        """A replica crashed: jobs it held end if they have output, and else wait again."""
-        ...
-
 
 class Straight:
     """No queue but the engine's own: every job goes to the one replica on arrival."""
@@ -61,14 +52,6 @@ class Straight:
 
     def hear(self, now: float, report: StepReport) -> Sequence[Grant]:  # noqa: ARG002 - the port's signature
         """Nothing waits here."""
-        return ()
-
-    def leave(self, now: float, job_id: str) -> Sequence[Grant]:  # noqa: ARG002 - the port's signature
-        """Nothing waits here."""
-        return ()
-
-    def lose(self, now: float, replica: str) -> Sequence[Grant]:  # noqa: ARG002 - the port's signature
-        """There is nowhere else to go."""
         return ()
 
 
@@ -96,43 +79,31 @@ class FairnessSample:
 class Fair:
     """The dispatcher in front of replicas, told what the gateway would tell it.
 
-    Keeps a sample of the pool every `sample_every` reports, and of the dispatcher's effects those
-    of the kinds in `watched`. Terms are by tenant; a job of an unknown one is a KeyError.
+    Keeps a sample of the pool every `sample_every` reports. Terms are by tenant; a job of an
+    unknown one is a KeyError.
     """
 
     dispatcher: Dispatcher
     terms: Mapping[str, TenantTerms]
     sample_every: int = 1
-    watched: tuple[type, ...] = ()
     samples: list[FairnessSample] = field(default_factory=list)
-    effects: list[events.Effect] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     _jobs: dict[str, Job] = field(default_factory=dict)
-    _at: dict[str, ReplicaId] = field(default_factory=dict)
     _emitted: Counter[str] = field(default_factory=Counter)
     _forgotten: Counter[str] = field(default_factory=Counter)
     _num_reports: int = 0
 
-    def connect(
-        self, replica: Replica, now: float = 0.0, slots: int | None = None
-    ) -> Sequence[Grant]:
-        """Add a replica with the capacity that its engine would report, or with other slots."""
+    def connect(self, replica: Replica) -> None:
+        """Add a replica with the capacity that its engine would report."""
         capacity = ReplicaCapacity(
-            slots or replica.config.max_num_seqs,
-            replica.stats().kv_tokens,
-            replica.config.block_size,
+            replica.config.max_num_seqs, replica.stats().kv_tokens, replica.config.block_size
         )
-        return self.tell(events.ReplicaUp(now, replica.name, capacity))
-
-    @property
-    def pool(self) -> PoolSnapshot:
-        """The pool as it stands."""
-        return self.dispatcher.snapshot()
+        self._tell(events.ReplicaUp(0.0, replica.name, capacity))
 
     def arrive(self, now: float, job: Job) -> Sequence[Grant]:
         """Let the job wait its turn; its prefix prefers a replica."""
         self._jobs[job.job_id] = job
-        return self.tell(
+        return self._tell(
             events.Enqueued(
                 now,
                 job.job_id,
@@ -141,7 +112,6 @@ class Fair:
                 job.num_prompt_tokens,
                 job.declared_tokens,
                 affinity=job.prompt[0].stream,
-                prefix=(job.prompt[0].stream,),
             )
         )
 
@@ -149,71 +119,32 @@ class Fair:
         """Report hits, tokens and ends, in that order, then sample the pool."""
         grants: list[Grant] = []
         for admission in report.admitted:
-            if admission.request_id in self._jobs:
-                num_prompt = self._jobs[admission.request_id].num_prompt_tokens
-                cached = admission.num_cached_tokens
-                corrected = events.Corrected(now, admission.request_id, num_prompt, cached)
-                grants += self.tell(corrected)
+            num_prompt = self._jobs[admission.request_id].num_prompt_tokens
+            cached = admission.num_cached_tokens
+            grants += self._tell(events.Corrected(now, admission.request_id, num_prompt, cached))
         for token in report.emitted:
             request = token.request_id
-            if request not in self._jobs:
-                continue  # its client left while the step was computed
             self._emitted[request] += 1
             kind = events.Emitted if token.finish_reason is None else events.Finished
-            grants += self.tell(kind(now, request, self._emitted[request]))
+            grants += self._tell(kind(now, request, self._emitted[request]))
             if token.finish_reason is not None:
-                self._forget(request)
+                del self._jobs[request], self._emitted[request]
         self._num_reports += 1
         if self._num_reports % self.sample_every == 0:
             self._sample(now)
         return grants
 
-    def leave(self, now: float, job_id: str) -> Sequence[Grant]:
-        """Tell that a waiting request was cancelled, or one in flight ended with what it emitted.
-
-        Unknown and ended jobs are ignored.
-        """
-        if job_id not in self._jobs:
-            return ()
-        emitted = self._emitted[job_id]
-        in_flight = job_id in self._at
-        self._forget(job_id)
-        if in_flight:
-            return self.tell(events.Finished(now, job_id, emitted))
-        return self.tell(events.Cancelled(now, job_id))
-
-    def lose(self, now: float, replica: str) -> Sequence[Grant]:
-        """Tell that a replica is gone: what has output ends, the rest waits again uncharged."""
-        held = [job_id for job_id, where in self._at.items() if where == replica]
-        for job_id in held:
-            del self._at[job_id]
-        grants = self.tell(events.ReplicaLost(now, replica))
-        for job_id in held:
-            if emitted := self._emitted[job_id]:
-                self._forget(job_id)
-                grants += self.tell(events.Finished(now, job_id, emitted))
-        return grants
-
-    def tell(self, event: events.Input) -> list[Grant]:
-        """Apply any event, for those that no simulated replica or client causes."""
+    def _tell(self, event: events.Input) -> list[Grant]:
         grants: list[Grant] = []
         for effect in self.dispatcher.apply(event):
-            if isinstance(effect, self.watched):
-                self.effects.append(effect)
             if isinstance(effect, events.Granted | events.Dispatched):
-                self._at[effect.request] = effect.replica
                 grants.append(Grant(self._jobs[effect.request], effect.replica))
             elif isinstance(effect, events.Refused | events.Expired):
-                self._forget(effect.request)
+                del self._jobs[effect.request]
                 self.refused.append(effect.request)
             elif isinstance(effect, events.Forgotten):
                 self._forgotten[effect.tenant] += effect.service_milli
         return grants
-
-    def _forget(self, job_id: str) -> None:
-        del self._jobs[job_id]
-        self._at.pop(job_id, None)
-        self._emitted.pop(job_id, None)
 
     def _sample(self, now: float) -> None:
         pool = self.dispatcher.snapshot()

@@ -1,8 +1,7 @@
 """Runs a workload against replicas in virtual time and keeps what happened.
 
 A replica steps while it has work. What a step did reaches clients and the queue when the step
-ends; what arrives meanwhile is seen by the next step, as in a server. Clients may leave and
-replicas may crash: a step that was under way then reaches nobody.
+ends; what arrives meanwhile is seen by the next step, as in a server.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -29,8 +28,6 @@ class Simulation:
 
     def __init__(self, replicas: Sequence[Replica], workload: Workload, queue: Queue) -> None:
         self._replicas = {replica.name: replica for replica in replicas}
-        self._known = dict(self._replicas)  # crashed ones too
-        self._holders: dict[str, str] = {}
         self._timelines = {name: Timeline() for name in self._replicas}
         self._empty_steps = dict.fromkeys(self._replicas, 0)
         self._workload = workload
@@ -39,31 +36,6 @@ class Simulation:
         self._jobs: dict[str, JobTrace] = {}
         self._refused: set[str] = set()
         self._busy: set[str] = set()
-
-    def leave_at(self, when: float, job_id: str) -> None:
-        """Let the client of a job leave at `when`, unless the job has ended by then."""
-        self._time.at(when, lambda: self._leave(job_id))
-
-    def crash_at(self, when: float, replica: str) -> None:
-        """Let a replica crash at `when`: everything it holds is lost."""
-        self._time.at(when, lambda: self._crash(replica))
-
-    def call_at(self, when: float, action: Callable[[float], Sequence[Grant]]) -> None:
-        """Let `action` tell the queue something at `when`; what it returns is granted."""
-        self._time.at(when, lambda: self._send(action(self._time.now)))
-
-    def add_at(
-        self, when: float, replica: Replica, join: Callable[[float], Sequence[Grant]]
-    ) -> None:
-        """Let a new or restarted replica join at `when`; `join` tells the queue of it."""
-
-        def add() -> None:
-            self._replicas[replica.name] = self._known[replica.name] = replica
-            self._timelines.setdefault(replica.name, Timeline())
-            self._empty_steps[replica.name] = 0
-            self._send(join(self._time.now))
-
-        self._time.at(when, add)
 
     def run(self, until: float = inf) -> Trace:
         """Run until nothing is left to do, or until `until` seconds.
@@ -80,7 +52,7 @@ class Simulation:
                 name: ReplicaTrace(
                     self._timelines[name], replica.stats(), replica.config.max_num_seqs
                 )
-                for name, replica in self._known.items()
+                for name, replica in self._replicas.items()
             },
             frozenset(self._refused.union(self._queue.refused)),
             self._time.now,
@@ -107,28 +79,7 @@ class Simulation:
                 self._refused.add(grant.job.job_id)
                 continue
             self._jobs[grant.job.job_id].granted = self._time.now
-            self._holders[grant.job.job_id] = grant.replica
             self._wake(replica)
-
-    def _leave(self, job_id: str) -> None:
-        job = self._jobs.get(job_id)
-        if job is None or job.finished is not None or job.left is not None:
-            return
-        for replica in self._replicas.values():
-            replica.abort(job_id)
-        job.left = self._time.now
-        self._holders.pop(job_id, None)
-        self._send(self._queue.leave(self._time.now, job_id))
-
-    def _crash(self, name: str) -> None:
-        now = self._time.now
-        del self._replicas[name]
-        self._busy.discard(name)
-        for job_id in [job_id for job_id, holder in self._holders.items() if holder == name]:
-            del self._holders[job_id]
-            if self._jobs[job_id].token_times:
-                self._jobs[job_id].left = now
-        self._send(self._queue.lose(now, name))
 
     def _wake(self, replica: Replica) -> None:
         """Begin a step as soon as everything else of this moment has happened."""
@@ -137,15 +88,11 @@ class Simulation:
             self._time.at(self._time.now, lambda: self._begin_step(replica))
 
     def _begin_step(self, replica: Replica) -> None:
-        if self._replicas.get(replica.name) is not replica:
-            return
         step = replica.step()
         self._require_progress(replica, step)
         self._time.at(self._time.now + step.seconds, lambda: self._end_step(replica, step))
 
     def _end_step(self, replica: Replica, step: Step) -> None:
-        if self._replicas.get(replica.name) is not replica:
-            return  # it crashed meanwhile
         self._record(self._timelines[replica.name], replica, step)
         self._deliver(step.report)
         self._busy.discard(replica.name)
@@ -159,12 +106,9 @@ class Simulation:
             self._jobs[admission.request_id].num_cached_tokens = admission.num_cached_tokens
         for token in report.emitted:
             trace = self._jobs[token.request_id]
-            if trace.left is not None:
-                continue
             trace.token_times.append(now)
             if token.finish_reason is not None:
                 trace.finished = now
-                self._holders.pop(token.request_id, None)
                 self._expect(self._workload.after(trace.job, now))
 
     def _record(self, timeline: Timeline, replica: Replica, step: Step) -> None:

@@ -19,15 +19,13 @@ def _integers() -> "array[int]":
 class JobTrace:
     """One job. Times are virtual seconds; None means it has not happened.
 
-    `token_times` has one entry per output token: when it reached the client. `left` is when its
-    client left or the replica that had begun to answer crashed.
+    `token_times` has one entry per output token: when it reached the client.
     """
 
     job: Job
     arrived: float
     granted: float | None = None
     finished: float | None = None
-    left: float | None = None
     num_cached_tokens: int = 0
     token_times: "array[float]" = field(default_factory=_doubles)
 

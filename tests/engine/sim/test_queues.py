@@ -8,7 +8,6 @@ from engine.sim.report import report
 from engine.sim.simulation import Simulation
 from engine.sim.step_time import EverySame
 from engine.sim.workload import Arrival, OpenLoop
-from fairness import events
 from fairness.dispatcher import Dispatcher
 from fairness.policy import VtcPolicy
 from fairness.types import PoolConfig, TenantTerms
@@ -71,41 +70,3 @@ def test_tenants_take_turns():
     _, trace = run(jobs, replica("r", slots=1), tenants=("a", "b"))
     order = sorted(trace.jobs.values(), key=lambda one: one.finished)
     assert [one.job.job_id for one in order] == ["a0", "a1", "b0", "a2"]
-
-
-def test_a_client_who_leaves_is_charged_for_what_it_got():
-    queue, simulation = prepared([job("stays"), job("leaves", answer=20), job("waits")], slots=1)
-    simulation.leave_at(0.5, "waits")
-    simulation.leave_at(6.5, "leaves")
-    trace = simulation.run()
-    assert len(trace.jobs["leaves"].token_times) == 2
-    assert trace.jobs["leaves"].left == 6.5
-    assert trace.jobs["waits"].granted is None
-    assert queue.samples[-1].service == {"t": 16_000 * 2 + 2_000 * (4 + 2)}
-    assert report(trace).finished == 1
-
-
-def test_a_crash_ends_what_had_begun_and_the_rest_waits_for_another_replica():
-    queue, simulation = prepared([job("begun", answer=20), job("next")], slots=1)
-    simulation.crash_at(2.5, "r")
-    late = replica("late", slots=1)
-    simulation.add_at(5.0, late, lambda now: queue.connect(late, now))
-    trace = simulation.run()
-    assert len(trace.jobs["begun"].token_times) == 2
-    assert trace.jobs["begun"].left == 2.5
-    assert trace.jobs["next"].granted == 5.0
-    assert list(trace.jobs["next"].token_times) == [6.0, 7.0, 8.0, 9.0]
-    assert queue.samples[-1].service == {"t": 16_000 * 2 + 2_000 * (2 + 4)}
-
-
-def test_watched_effects_are_kept_and_others_are_not():
-    queue, simulation = prepared([job("a"), job("b")], slots=1, watched=(events.Granted,))
-    simulation.run()
-    assert [effect.request for effect in queue.effects] == ["a", "b"]
-
-
-def prepared(jobs, slots, **options):
-    one = replica("r", slots)
-    queue = Fair(Dispatcher(PoolConfig(), VtcPolicy()), {"t": TERMS}, **options)
-    queue.connect(one)
-    return queue, Simulation([one], OpenLoop([Arrival(0.0, each) for each in jobs]), queue)
