@@ -7,18 +7,20 @@ a weight change keeps it.
 
 from dataclasses import dataclass, field
 
+from fairness.caps import UNIT, Caps, normalised
 from fairness.cost import ceil_div
 from fairness.types import ReplicaId, RequestId, TenantId, TenantTerms
-
-UNIT = 1_000
-"""Weights are thousandths, so a charge in milli-units enters `raw` this many times."""
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request from `Enqueued` to its end; `replica` is None while it waits.
+    """One request from `Enqueued` to its end; `replica` is where it is in flight.
 
-    `charged` is what its prompt costs now, None before its first grant; `arrival` orders requests.
+    `stamp` names its entry in its tenant's queue and is 0 while it does not wait; `pinned_to` is
+    the replica held for it. `charged` is what its prompt costs now, None before its first grant;
+    `arrival` orders requests. `passes` and `overtakes` count who was granted before it, as a misfit
+    and for locality. `deadline` is None while its clock does not run, `left_s` what then is left.
+    `urgent_cost` is what the urgent lane lent it, `urgent_spent` what it was charged since.
     """
 
     request: RequestId
@@ -29,11 +31,21 @@ class Ticket:
     max_output_tokens: int
     sequences: int
     affinity: int
+    prefix: tuple[int, ...]
     kv_prompt_tokens: int
     charged: int | None = None
     corrected: bool = False
     output_tokens: int = 0
     replica: ReplicaId | None = None
+    pinned_to: ReplicaId | None = None
+    stamp: int = 0
+    passes: int = 0
+    overtakes: int = 0
+    deadline: float | None = None
+    left_s: float | None = None
+    missed: bool = False
+    urgent_cost: int | None = None
+    urgent_spent: int = 0
 
     @property
     def output_limit(self) -> int:
@@ -49,8 +61,13 @@ class Ticket:
 
     def num_blocks(self, block_size: int) -> int:
         """KV blocks it holds: whole blocks per sequence, with room for each one's next token."""
-        tokens = self.kv_prompt_tokens + ceil_div(self.output_tokens, self.sequences) + 1
-        return self.sequences * ceil_div(tokens, block_size)
+        sequences = self.sequences
+        tokens = self.kv_prompt_tokens + 1 - (-self.output_tokens // sequences)
+        return sequences * -(-tokens // block_size)
+
+
+Entry = tuple[int, int, int, Ticket]
+"""A place in a tenant's queue: 0 if it was granted before, else 1; arrival; stamp; request."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,14 +76,21 @@ class Account:
 
     `unsettled` is A, what its requests can still get back; `open_output` is what those in flight
     can still be charged for output. `reach_raw` and `dip_raw` bound the lag from above and below:
-    the first is fixed at each grant, the second on becoming backlogged.
+    the first is fixed at each grant, the second on becoming backlogged. `waiting_*` are sums over
+    its queue: prompts not yet charged, most output tokens, sequences, requests with a prefix.
+    `mean_output` is the recent output per sequence, in thousandths of a token.
     """
 
     tenant: TenantId
     terms: TenantTerms
+    caps: Caps
     raw: int
-    waiting: list[tuple[int, RequestId]] = field(default_factory=list)
+    waiting: list[Entry] = field(default_factory=list)
     num_waiting: int = 0
+    waiting_prompts: int = 0
+    waiting_output: int = 0
+    waiting_sequences: int = 0
+    waiting_prefixed: int = 0
     in_flight: int = 0
     unsettled: int = 0
     open_output: int = 0
@@ -74,8 +98,10 @@ class Account:
     uncharged_tokens: int = 0
     reach_raw: int = 0
     dip_raw: int = 0
+    blocked: bool = False
     backlogged_since: float | None = None
     service_then: int = 0
+    mean_output: int | None = None
 
     @property
     def backlogged(self) -> bool:
@@ -97,6 +123,13 @@ class Account:
         """The counter less A/weight: what it cannot fall below by corrections and refunds."""
         return (self.raw - UNIT * self.unsettled) // self.terms.weight_milli
 
+    @property
+    def refund_cap(self) -> int:
+        """The cap on A/weight; never less than what older limits have let in."""
+        if self.unsettled <= self.caps.refund:
+            return self.caps.refund_norm
+        return normalised(self.unsettled, self.terms.weight_milli)
+
     def charge(self, milli: int) -> None:
         """Add to the counter and to the service; a negative amount is a correction or a refund."""
         self.raw += UNIT * milli
@@ -116,14 +149,20 @@ class Account:
         self.service_then = self.service
         self.dip_raw = UNIT * self.unsettled
 
-    def note_grant(self, floor_lag: int, charge: int) -> None:
-        """It was just granted from the smallest counter: fix how far above the floor it may go.
+    def note_grant(self, lead: int, charge: int) -> None:
+        """It was just granted from a counter at most `lead` above the floor, rounded down.
 
-        The smallest counter is at most `floor_lag` above the floor, rounded down; to that come the
-        prompt's `charge` and every output token that its requests in flight may still emit.
+        To that come the prompt's `charge` and every output token that its requests in flight may
+        still emit: so far above the floor it may go.
         """
         weight = self.terms.weight_milli
-        self.reach_raw = (floor_lag + 1) * weight - 1 + UNIT * (charge + self.open_output)
+        self.reach_raw = (lead + 1) * weight - 1 + UNIT * (charge + self.open_output)
+
+    def note_output(self, output_tokens: int, sequences: int) -> None:
+        """A request ended with so many output tokens: the mean moves a quarter of the way."""
+        seen = UNIT * output_tokens // sequences
+        mean = self.mean_output
+        self.mean_output = seen if mean is None else (3 * mean + seen) // 4
 
     def lag(self, floor: int) -> int:
         """How far the counter is above the floor, times the weight."""
@@ -133,10 +172,6 @@ class Account:
         """Take new limits and weight; the lag stays, so neither lead nor debt is a windfall."""
         self.raw = self.lag(floor) + floor * terms.weight_milli
         self.terms = terms
-
-    def normalised(self, milli: int) -> int:
-        """An amount as this tenant's counter sees it, rounded up."""
-        return ceil_div(UNIT * milli, self.terms.weight_milli)
 
     @property
     def reach(self) -> int:

@@ -1,71 +1,106 @@
 """The accounts of one pool: the floor, who is backlogged, and the order in which tenants go.
 
 Three orders are kept: by rank for the next grant, by settled counter for the floor, and by the most
-a tenant can get back for M. Whoever changes an account says so with `changed`.
+a tenant can get back for M. Whoever changes an account says so: `join` and `leave` when it starts
+and stops being backlogged, `moved` when its rank may have fallen, `retune` when its caps changed.
 """
 
 from collections.abc import Callable
 
-from fairness.bound import refund_cap
+from fairness.caps import UNIT, caps
+from fairness.cost import ceil_div
 from fairness.counters import Account, Ticket
 from fairness.ordering import LazyMinHeap
 from fairness.policy import Policy
-from fairness.types import Prices, TenantId, TenantTerms
+from fairness.types import PoolConfig, TenantId, TenantTerms
 
 HeadOf = Callable[[Account], Ticket | None]
 
 
 class Ledger:
-    """Accounts by tenant. `floor` is V, which never falls; `credit` bounds every tenant's N."""
+    """Accounts by tenant. `floor` is V, which never falls; `credit` bounds every tenant's N.
 
-    def __init__(self, policy: Policy, prices: Prices, head_of: HeadOf) -> None:
+    `num_backlogged`, `weight` and `stake` are sums over backlogged tenants: how many, their weights
+    in thousandths, their stakes.
+    """
+
+    def __init__(self, policy: Policy, config: PoolConfig, head_of: HeadOf) -> None:
         self.accounts: dict[TenantId, Account] = {}
         self.floor = 0
         self.credit = 0
+        self.num_backlogged = 0
+        self.weight = 0
+        self.stake = 0
         self._policy = policy
-        self._prices = prices
+        self._config = config
         self._head_of = head_of
         self._by_rank = LazyMinHeap(self._rank)
         self._by_settled = LazyMinHeap(self._settled)
         self._by_refund = LazyMinHeap(self._refund)
+        self._by_largest = LazyMinHeap(self._largest)
         self._quiet = LazyMinHeap(self._quiet_counter)
 
     def open(self, tenant: TenantId, terms: TenantTerms) -> Account:
         """The tenant's account; a new one starts at the floor."""
         account = self.accounts.get(tenant)
         if account is None:
-            account = Account(tenant, terms, raw=self.floor * terms.weight_milli)
-            self.accounts[tenant] = account
-            self._by_refund.offer(tenant)
+            known = caps(terms, self.credit, self._config)
+            account = Account(tenant, terms, known, raw=self.floor * terms.weight_milli)
+            self.add(account)
         return account
+
+    def add(self, account: Account) -> None:
+        """Take in an account as it stands: a new one, or one of a checkpoint."""
+        self.accounts[account.tenant] = account
+        if account.backlogged:
+            self._count(account, 1)
+        self._offer(account)
+
+    def set_terms(self, account: Account, terms: TenantTerms) -> None:
+        """A tenant's weight or limits changed."""
+        self._count(account, -account.backlogged)
+        account.set_terms(terms, self.floor)
+        account.caps = caps(terms, self.credit, self._config)
+        self._count(account, account.backlogged)
+        self._offer(account)
 
     def set_credit(self, credit: int) -> None:
         """The pool's slots and look-ahead changed, and with them what every tenant can hold."""
+        if credit == self.credit:
+            return
         self.credit = credit
-        for tenant in self.accounts:
-            self._by_refund.offer(tenant)
+        for account in self.accounts.values():
+            self.set_terms(account, account.terms)
 
-    def changed(self, account: Account, now: float) -> bool:
-        """Take note that an account changed; true if its counter was lifted.
+    def join(self, account: Account, now: float) -> bool:
+        """The account became backlogged and rises to the floor; true if it was below.
 
-        On becoming backlogged the counter rises to the floor, and what it may still fall is noted.
+        What it may still fall is noted.
         """
-        head = self._head_of(account)
-        eligible = (
-            head is not None and account.in_flight + head.sequences <= account.terms.concurrency
-        )
-        lifted = False
-        if not eligible:
-            account.backlogged_since = None
-            if account.quiet:
-                self._quiet.offer(account.tenant)
-        elif not account.backlogged:
-            lifted = account.lift(self.floor)
-            account.note_join(now)
+        lifted = account.lift(self.floor)
+        account.note_join(now)
+        self._count(account, 1)
         self._by_rank.offer(account.tenant)
         self._by_settled.offer(account.tenant)
-        self._by_refund.offer(account.tenant)
         return lifted
+
+    def leave(self, account: Account) -> None:
+        """The account is no longer backlogged."""
+        self._count(account, -1)
+        account.backlogged_since = None
+
+    def moved(self, account: Account) -> None:
+        """A backlogged account's rank may have fallen."""
+        self._by_rank.offer(account.tenant)
+
+    def granted(self, account: Account) -> None:
+        """More of it is unsettled now; limits that shrank may have let in more than today's do."""
+        if account.unsettled > account.caps.refund:
+            self._by_refund.offer(account.tenant)
+
+    def rest(self, account: Account) -> None:
+        """The account is quiet: it may be forgotten once it is not ahead of the floor."""
+        self._quiet.offer(account.tenant)
 
     def next(self) -> Account | None:
         """The backlogged tenant that goes next."""
@@ -76,12 +111,29 @@ class Ledger:
         """V becomes the smallest settled counter of the backlogged tenants, if that is higher."""
         tenant = self._by_settled.least()
         if tenant is not None:
-            self.floor = max(self.floor, self.accounts[tenant].settled)
+            settled = self.accounts[tenant].settled
+            self.floor = max(self.floor, settled)
 
     def floor_lag(self) -> int:
         """M: the most that the smallest backlogged counter can be above the floor."""
         tenant = self._by_refund.least()
-        return 0 if tenant is None else self._refund_cap(self.accounts[tenant])
+        return 0 if tenant is None else self.accounts[tenant].refund_cap
+
+    def largest_request(self) -> int:
+        """The cost of the largest request of one sequence that any known tenant may send."""
+        tenant = self._by_largest.least()
+        return 0 if tenant is None else self.accounts[tenant].caps.largest
+
+    def work_before(self, account: Account) -> int:
+        """What may be served before a backlogged account's new head is granted, in milli-units.
+
+        Its own output and refunds, and of every other backlogged tenant as much as the bound on an
+        interval lets it have: the weight times Z + (U + A)/weight of both, and M.
+        """
+        own = account.caps
+        others = self.weight - account.terms.weight_milli
+        ahead = ceil_div(others * (own.stake_norm + self.floor_lag()), UNIT)
+        return own.work + ahead + self.stake - own.stake
 
     def forget(self) -> list[Account]:
         """Drop the accounts of quiet tenants that are not ahead of the floor."""
@@ -96,23 +148,43 @@ class Ledger:
         """The tenants that have a waiting request and are not held back by their own limits."""
         return [account for account in self.accounts.values() if account.backlogged]
 
-    def _refund_cap(self, account: Account) -> int:
-        return refund_cap(account, self.credit, self._prices)
+    def _count(self, account: Account, sign: int) -> None:
+        self.num_backlogged += sign
+        self.weight += sign * account.terms.weight_milli
+        self.stake += sign * account.caps.stake
+
+    def _offer(self, account: Account) -> None:
+        """All its keys may have fallen."""
+        for order in (self._by_rank, self._by_settled, self._by_refund, self._by_largest):
+            order.offer(account.tenant)
+        self._quiet.offer(account.tenant)
+
+    def rank(self, account: Account) -> int:
+        """The rank of a backlogged account."""
+        head = self._head_of(account)
+        if head is None:
+            raise AssertionError(f"backlogged tenant {account.tenant} has nothing waiting")
+        return self._policy.rank(account, head)
 
     def _rank(self, tenant: TenantId) -> int | None:
         account = self.accounts.get(tenant)
-        if account is None or not account.backlogged:
+        if account is None or account.backlogged_since is None:
             return None
-        head = self._head_of(account)
-        return None if head is None else self._policy.rank(account, head)
+        return self.rank(account)
 
     def _settled(self, tenant: TenantId) -> int | None:
         account = self.accounts.get(tenant)
-        return account.settled if account is not None and account.backlogged else None
+        if account is None or account.backlogged_since is None:
+            return None
+        return account.settled
 
     def _refund(self, tenant: TenantId) -> int | None:
         account = self.accounts.get(tenant)
-        return None if account is None else -self._refund_cap(account)
+        return None if account is None else -account.refund_cap
+
+    def _largest(self, tenant: TenantId) -> int | None:
+        account = self.accounts.get(tenant)
+        return None if account is None else -account.caps.largest
 
     def _quiet_counter(self, tenant: TenantId) -> int | None:
         account = self.accounts.get(tenant)

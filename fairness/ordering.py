@@ -28,18 +28,19 @@ class LazyMinHeap:
 
     def least(self) -> TenantId | None:
         """The candidate with the smallest key; None when there is none."""
-        while self._entries:
-            recorded, member = self._entries[0]
+        entries = self._entries
+        while entries:
+            recorded, member = entries[0]
             if self._recorded.get(member) != recorded:
-                heapq.heappop(self._entries)
+                heapq.heappop(entries)
                 continue
             key = self._key(member)
             if key is None:
-                heapq.heappop(self._entries)
+                heapq.heappop(entries)
                 del self._recorded[member]
             elif key > recorded:
                 self._recorded[member] = key
-                heapq.heapreplace(self._entries, (key, member))
+                heapq.heapreplace(entries, (key, member))
             else:
                 return member
         return None

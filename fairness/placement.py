@@ -14,11 +14,15 @@ from fairness.types import PoolConfig, ReplicaId
 
 def place(replicas: Collection[Replica], ticket: Ticket, config: PoolConfig) -> Replica | None:
     """The replica to send `ticket` to; None when there is credit for it nowhere."""
-    accepting = [replica for replica in replicas if replica.accepting]
-    fitting = [replica for replica in accepting if replica.fits(ticket, config)]
+    fitting = [
+        replica for replica in replicas if replica.accepting and replica.fits(ticket, config)
+    ]
     if not fitting:
         return None
+    if len(replicas) == 1:
+        return fitting[0]
     if ticket.affinity:
+        accepting = [replica for replica in replicas if replica.accepting]
         preferred = max(accepting, key=lambda replica: _preference(ticket.affinity, replica.id))
         if preferred in fitting and preferred.in_flight <= _load_limit(accepting, config):
             return preferred

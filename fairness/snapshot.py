@@ -1,14 +1,40 @@
-"""Turns the dispatcher's state into the values of `fairness.metrics`."""
+"""Turns a pool's state into the values of `fairness.metrics`."""
 
 from collections.abc import Collection
 
+from fairness.bound import bound_terms, spread
 from fairness.counters import Account, Ticket
 from fairness.credits import Replica
-from fairness.metrics import ReplicaSnapshot, TenantSnapshot, jain
+from fairness.grants import Granter
+from fairness.metrics import PoolSnapshot, ReplicaSnapshot, TenantSnapshot, jain
+from fairness.pool import Pool
+
+
+def pool_snapshot(pool: Pool, granter: Granter) -> PoolSnapshot:
+    """The whole pool."""
+    ledger, tallies = pool.ledger, granter.tallies
+    backlogged = ledger.backlogged()
+    return PoolSnapshot(
+        floor=ledger.floor,
+        spread=spread(backlogged),
+        bound=bound_terms(backlogged, ledger.floor_lag()),
+        jain=service_jain(backlogged, pool.now),
+        stopped_at=granter.stopped_at,
+        misfits=tallies.misfits,
+        pinned=None if pool.pinned is None else pool.pinned.request,
+        overtakes_max=tallies.overtakes_max,
+        urgent_grants=pool.lane.grants,
+        urgent_milli=pool.lane.served,
+        service_milli=pool.service,
+        missed=dict(tallies.missed),
+        rate_milli=pool.rates.usual,
+        tenants=tuple(tenant_snapshot(a, pool.head(a)) for a in ledger.accounts.values()),
+        replicas=tuple(replica_snapshot(replica) for replica in pool.replicas.values()),
+    )
 
 
 def tenant_snapshot(account: Account, head: Ticket | None) -> TenantSnapshot:
-    """One account; `head` is its oldest waiting request."""
+    """One account; `head` is its first waiting request."""
     return TenantSnapshot(
         tenant=account.tenant,
         weight_milli=account.terms.weight_milli,
@@ -22,6 +48,10 @@ def tenant_snapshot(account: Account, head: Ticket | None) -> TenantSnapshot:
         reach=account.reach,
         dip=account.dip,
         uncharged_tokens=account.uncharged_tokens,
+        blocked=account.blocked,
+        head_deadline=None if head is None else head.deadline,
+        slack=account.caps.slack_norm,
+        largest_milli=account.caps.largest,
     )
 
 
