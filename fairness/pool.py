@@ -73,8 +73,7 @@ class Pool:
         ticket.stamp = next(self._stamps)
         again = ticket.charged is not None
         heappush(account.waiting, (0 if again else 1, ticket.arrival, ticket.stamp, ticket))
-        expiry = ticket.enqueued_at + self.config.ttl_s
-        heappush(self._expiries, (expiry, ticket.arrival, ticket))
+        self.watch_expiry(ticket)
         if ticket.deadline is not None:
             self.deadlines.start(ticket)
         self._tally(account, ticket, 1)
@@ -83,6 +82,11 @@ class Pool:
         """The request waits no longer."""
         ticket.stamp = 0
         self._tally(account, ticket, -1)
+
+    def watch_expiry(self, ticket: Ticket) -> None:
+        """The request is to end when its TTL is over, unless it is in flight then."""
+        expiry = ticket.enqueued_at + self.config.ttl_s
+        heappush(self._expiries, (expiry, ticket.arrival, ticket))
 
     def due(self) -> Iterator[Ticket]:
         """The requests that have waited, or been pinned, for their whole TTL."""
