@@ -102,8 +102,20 @@ class QueueTimeout(GatewayError):
     """The request waited its whole time to live while replicas were up."""
 
 
+class PredictedWait(GatewayError):
+    """The tenant's own queue is so long that the request would outwait its time to live."""
+
+
 class NoHealthyUpstream(GatewayError):
     """No replica could take the request."""
+
+
+class NoReplicaFits(NoHealthyUpstream):
+    """Replicas are up, and none of them could hold the request even when empty."""
+
+
+class LogUnavailable(GatewayError):
+    """The fairness log cannot be written, so nothing new may be granted."""
 
 
 class Overloaded(GatewayError):
@@ -147,7 +159,10 @@ TABLE: dict[type[GatewayError], Row] = {
     LimitExceeded: Row(429, RATE_LIMIT, "rate_limit_exceeded"),
     QueueFull: Row(429, RATE_LIMIT, "queue_full"),
     QueueTimeout: Row(429, RATE_LIMIT, "queue_timeout"),
+    PredictedWait: Row(429, RATE_LIMIT, "predicted_wait"),
     NoHealthyUpstream: Row(503, UNAVAILABLE, "no_healthy_upstream"),
+    NoReplicaFits: Row(503, UNAVAILABLE, "no_replica_fits"),
+    LogUnavailable: Row(503, UNAVAILABLE, "log_unavailable"),
     Overloaded: Row(503, UNAVAILABLE, "server_is_overloaded"),
     ShuttingDown: Row(503, UNAVAILABLE, "server_shutting_down"),
     UpstreamFailed: Row(502, SERVER, "upstream_error"),

@@ -17,8 +17,9 @@ from enum import StrEnum
 
 from gateway.admission import Admitted
 from gateway.guard import where
-from gateway.queue import Phase, PoolQueue, Ticket
+from gateway.queue import PoolQueue
 from gateway.quotas import Quotas
+from gateway.ticket import Phase, Ticket
 from tenancy.entities import TenantContext, UsageRow
 
 log = logging.getLogger(__name__)

@@ -1,15 +1,13 @@
 """The shell round one pool's `Dispatcher`: it alone feeds it events, on the event loop.
 
 Every request in the pool is a `Ticket`, owned by its handler until `close`. Effects wake handlers:
-a grant resolves the ticket's future, an expiry fails it. Emitted tokens are charged in batches of
-`flush_interval_s`; what is left is charged by `Finished`, before the credit returns.
+a grant resolves the ticket's future, an expiry fails it. A pinned request is charged and still
+waits, until it is dispatched. Emitted tokens are charged in batches of `flush_interval_s`; what is
+left is charged by `Finished`, before the credit returns.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Iterator
 from uuid import UUID
 
 from engine.protocol.errors import InvalidRequest
@@ -17,6 +15,9 @@ from fairness.dispatcher import Dispatcher
 from fairness.events import (
     Cancelled,
     Corrected,
+    DegradedOff,
+    DegradedOn,
+    Dispatched,
     Effect,
     Emitted,
     Enqueued,
@@ -25,7 +26,6 @@ from fairness.events import (
     Forgotten,
     Granted,
     Input,
-    Lifted,
     NotStarted,
     Refused,
     ReplicaDrained,
@@ -36,57 +36,20 @@ from fairness.events import (
     Ticked,
 )
 from fairness.metrics import PoolSnapshot
-from fairness.types import RefusalReason, ReplicaCapacity, ReplicaId, TenantTerms
-from gateway.errors import GatewayError, NoHealthyUpstream, QueueTimeout
+from fairness.types import ReplicaCapacity, ReplicaId, TenantTerms
+from gateway import drops
+from gateway.clock import pool_clock
+from gateway.errors import GatewayError
+from gateway.ticket import Phase, Ticket
 
 TICK_S = 0.25
-RETRY_AFTER_S = 5.0
-
-
-class Phase(Enum):
-    """Where a request is between its reservation and its settlement."""
-
-    WAITING = "queued"
-    GRANTED = "before_first_byte"
-    BEGUN = "streaming"
-    OVER = "over"
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """One request in the pool. Only `PoolQueue` changes `phase`, `replica` and `granted`.
-
-    Its handler sets `sent` when the engine may have the request, and `lost`, which is called when
-    the replica is given up.
-    """
-
-    request_id: str
-    tenant_id: UUID
-    terms: TenantTerms
-    prompt_tokens: int
-    max_output_tokens: int
-    sequences: int
-    affinity: int
-    prompt_param: str
-    enqueued_at: float
-    granted: asyncio.Future[ReplicaId]
-    phase: Phase = Phase.WAITING
-    replica: ReplicaId | None = None
-    lost: Callable[[], None] | None = None
-    output_tokens: int = 0
-    sent: bool = False
-    granted_at: float | None = None
-
-    @property
-    def output_limit(self) -> int:
-        """The most output tokens that all its sequences together may come to."""
-        return self.sequences * self.max_output_tokens
 
 
 class PoolQueue:
     """All requests of one pool; made and used on one event loop.
 
-    `on_granted` and `on_waited` (how a wait ended, and its seconds) must not call back.
+    `applied` sees every event with its effects, before they are acted on. It, `on_granted` and
+    `on_waited` (how a wait ended, and its seconds) must not call back.
     """
 
     def __init__(
@@ -97,14 +60,16 @@ class PoolQueue:
         flush_interval_s: float,
         on_granted: Callable[[str], None] = lambda _request: None,
         on_waited: Callable[[str, float], None] = lambda _outcome, _seconds: None,
-        clock: Callable[[], float] = time.monotonic,
+        applied: Callable[[Input, tuple[Effect, ...]], None] = lambda _event, _effects: None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.pool = pool
         self._dispatcher = dispatcher
         self._flush_interval_s = flush_interval_s
         self._on_granted = on_granted
         self._on_waited = on_waited
-        self._clock = clock
+        self._applied = applied
+        self._clock = clock or pool_clock()
         self._tickets: dict[str, Ticket] = {}
         self._dirty: set[Ticket] = set()
         self._flush: asyncio.TimerHandle | None = None
@@ -128,6 +93,7 @@ class PoolQueue:
                 max_output_tokens=ticket.max_output_tokens,
                 sequences=ticket.sequences,
                 affinity=ticket.affinity,
+                prefix=ticket.prefix,
             )
         )
 
@@ -140,8 +106,9 @@ class PoolQueue:
         prompt_tokens: int,
         max_output_tokens: int,
         sequences: int,
-        affinity: int,
         prompt_param: str,
+        affinity: int = 0,
+        prefix: tuple[int, ...] = (),
     ) -> Ticket:
         """A ticket for `enqueue`, stamped with the queue's clock; the output is per sequence."""
         return Ticket(
@@ -152,17 +119,23 @@ class PoolQueue:
             max_output_tokens=max_output_tokens,
             sequences=sequences,
             affinity=affinity,
+            prefix=prefix,
             prompt_param=prompt_param,
             enqueued_at=self._clock(),
             granted=asyncio.get_running_loop().create_future(),
         )
 
     def begun(self, ticket: Ticket, cached_tokens: int | None) -> None:
-        """The engine admitted the request and said how much of the prompt it had."""
+        """The engine admitted the request and may have said how much of the prompt it had."""
         if ticket.phase is not Phase.GRANTED:
             return
         ticket.phase = Phase.BEGUN
         if cached_tokens is not None:
+            self.cached(ticket, cached_tokens)
+
+    def cached(self, ticket: Ticket, cached_tokens: int) -> None:
+        """The engine said how much of a begun request's prompt it had: once, however late."""
+        if ticket.phase is Phase.BEGUN:
             self._apply(
                 Corrected(self._clock(), ticket.request_id, ticket.prompt_tokens, cached_tokens)
             )
@@ -236,8 +209,16 @@ class PoolQueue:
         """New weight or limits, also for what already waits."""
         self._apply(TenantChanged(self._clock(), str(tenant_id), terms))
 
+    def degraded(self, reason: str) -> None:
+        """From here on the promises of fairness cannot be shown to hold; `reason` says why."""
+        self._apply(DegradedOn(self._clock(), reason))
+
+    def restored(self, reason: str) -> None:
+        """What was missing for `reason` is back."""
+        self._apply(DegradedOff(self._clock(), reason))
+
     def tick(self) -> None:
-        """Time passed: expire what waited too long."""
+        """Time passed: requests expire, deadlines pass."""
         self._apply(Ticked(self._clock()))
 
     async def run(self) -> None:
@@ -261,6 +242,10 @@ class PoolQueue:
             self._service_milli[name] = max(milli, self._service_milli.get(name, 0))
         for name, milli in self._service_milli.items():
             yield name, milli / 1_000
+
+    def now(self) -> float:
+        """The moment, on the clock of everything the queue says."""
+        return self._clock()
 
     @property
     def replicas(self) -> dict[ReplicaId, ReplicaCapacity]:
@@ -286,25 +271,27 @@ class PoolQueue:
     # --- inside ------------------------------------------------------------------------------
 
     def _apply(self, event: Input) -> None:
-        self._handle(self._dispatcher.apply(event))
-
-    def _handle(self, effects: Iterable[Effect]) -> None:
+        effects = self._dispatcher.apply(event)
+        self._applied(event, effects)
         for effect in effects:
-            match effect:
-                case Granted(request=request, replica=replica, now=now):
-                    self._granted(self._tickets[request], replica, now)
-                case Expired(request=request, replicas_up=replicas_up):
-                    # Time is looked at first: the event that closes a request may expire it.
-                    if (late := self._tickets.get(request)) is not None:
-                        self._fail(late, _expiry(replicas_up), "expired")
-                case Refused(request=request, reason=reason):
-                    ticket = self._tickets[request]
-                    self._fail(ticket, _never_fits(ticket, reason), "refused")
-                case Forgotten(tenant=tenant, service_milli=service):
-                    known = self._forgotten_milli.get(tenant, 0)
-                    self._forgotten_milli[tenant] = known + service
-                case Lifted():
-                    pass  # shown by the counters themselves
+            self._handle(effect)
+
+    def _handle(self, effect: Effect) -> None:
+        match effect:
+            case Granted(request=request) | Dispatched(request=request):
+                self._granted(self._tickets[request], effect.replica, effect.now)
+            case Expired(request=request):
+                # Time is looked at first: the event that closes a request may expire it.
+                if (late := self._tickets.get(request)) is not None:
+                    self._fail(late, drops.expiry(effect, None), "expired")
+            case Refused(request=request):
+                ticket = self._tickets[request]
+                self._fail(ticket, drops.refusal(effect, ticket), "refused")
+            case Forgotten(tenant=tenant, service_milli=service):
+                known = self._forgotten_milli.get(tenant, 0)
+                self._forgotten_milli[tenant] = known + service
+            case _:
+                pass  # the request waits on: `applied` counts it, the snapshot shows it
 
     def _granted(self, ticket: Ticket, replica: ReplicaId, now: float) -> None:
         ticket.phase = Phase.GRANTED
@@ -343,40 +330,3 @@ class PoolQueue:
 def _blocks(tokens: int, capacity: ReplicaCapacity) -> int:
     """Tokens rounded up to whole blocks, as the engine holds them."""
     return -(-tokens // capacity.block_size) * capacity.block_size
-
-
-def _expiry(replicas_up: int) -> GatewayError:
-    if replicas_up:
-        return QueueTimeout(
-            "The request waited too long for a free place. Please retry later.",
-            retry_after_s=RETRY_AFTER_S,
-        )
-    return _no_upstream()
-
-
-def _no_upstream() -> NoHealthyUpstream:
-    return NoHealthyUpstream(
-        "No server for this model is available right now.", retry_after_s=RETRY_AFTER_S
-    )
-
-
-def _never_fits(ticket: Ticket, reason: RefusalReason) -> GatewayError | InvalidRequest:
-    """Limits may shrink, and replicas leave, while a request waits."""
-    match reason:
-        case RefusalReason.NO_REPLICA_FITS:
-            return _no_upstream()  # it fitted when it was admitted: the replica may be back
-        case RefusalReason.CONCURRENCY:
-            return InvalidRequest(
-                f"n is {ticket.sequences}, over the concurrency limit in force now.",
-                param="n",
-                code="invalid_value",
-            )
-        case RefusalReason.PROMPT_LIMIT:
-            words = "more than the limit in force now"
-        case RefusalReason.OUTPUT_LIMIT:
-            words = "and a limit in force now refuses the request"
-    return InvalidRequest(
-        f"The prompt has {ticket.prompt_tokens} tokens, {words}.",
-        param=ticket.prompt_param,
-        code="context_length_exceeded",
-    )

@@ -1,6 +1,5 @@
 """Figures that are not counted but read, from queues and from the process, at each collection."""
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from engine.protocol import metrics as m
@@ -24,9 +23,9 @@ class PoolReadings:
     def register(self, registry: Registry) -> None:
         """Declare the families and bind them to the queues."""
         registry.gauge(*m.QUEUE_DEPTH).callback(self._tenants(_queued))
-        registry.gauge(*m.HEAD_AGE).callback(self._tenants(_head_age))
+        registry.gauge(*m.HEAD_AGE).callback(self._tenants(_head_age, max))
         registry.gauge(*m.VTC_COUNTER).callback(self._tenants(_counters))
-        registry.counter(*m.SERVICE_UNITS).callback(self._service)
+        registry.counter(*m.SERVICE_UNITS).callback(self._tenants(PoolQueue.service_by_tenant))
         registry.gauge(*m.SERVICE_SPREAD).callback(self._whole(lambda s: s.spread / MILLI))
         registry.gauge(*m.SERVICE_SPREAD_BOUND).callback(
             self._whole(lambda s: s.spread_bound / MILLI)
@@ -35,21 +34,21 @@ class PoolReadings:
         registry.gauge(*m.JAIN_INDEX).callback(self._whole(lambda s: s.jain))
         registry.gauge(*m.REPLICA_INFLIGHT).callback(self._in_flight)
 
-    def _tenants(self, read: Callable[[PoolSnapshot], PerTenant]) -> SampleSource:
-        return lambda: self._labelled((pool, read(q.snapshot())) for pool, q in self._pools.items())
+    def _tenants(
+        self, read: Callable[[PoolQueue], PerTenant], join: Callable[[list[float]], float] = sum
+    ) -> SampleSource:
+        """One sample per label; what tenants beyond the cap say is joined."""
+        return lambda: self._labelled(read, join)
 
-    def _service(self) -> Iterator[Sample]:
-        return self._labelled((pool, q.service_by_tenant()) for pool, q in self._pools.items())
-
-    def _labelled(self, readings: Iterable[tuple[str, PerTenant]]) -> Iterator[Sample]:
-        """One sample per label: tenants beyond the cap are summed."""
-        for pool, numbers in readings:
-            sums: dict[str, float] = {}
-            for tenant, number in numbers:
-                label = self._label_of(tenant)
-                sums[label] = sums.get(label, 0.0) + number
-            for label, number in sums.items():
-                yield (pool, label), number
+    def _labelled(
+        self, read: Callable[[PoolQueue], PerTenant], join: Callable[[list[float]], float]
+    ) -> Iterator[Sample]:
+        for pool, queue in self._pools.items():
+            said: dict[str, list[float]] = {}
+            for tenant, number in read(queue):
+                said.setdefault(self._label_of(tenant), []).append(number)
+            for label, numbers in said.items():
+                yield (pool, label), join(numbers)
 
     def _whole(self, read: Callable[[PoolSnapshot], float]) -> SampleSource:
         return lambda: (((pool,), read(q.snapshot())) for pool, q in self._pools.items())
@@ -66,21 +65,21 @@ class PoolReadings:
                 yield (replica.replica,), replica.in_flight
 
 
-def _queued(snapshot: PoolSnapshot) -> PerTenant:
-    return ((one.tenant, one.queued) for one in snapshot.tenants)
+def _queued(queue: PoolQueue) -> PerTenant:
+    return ((one.tenant, one.queued) for one in queue.snapshot().tenants)
 
 
-def _head_age(snapshot: PoolSnapshot) -> PerTenant:
-    now = time.monotonic()
+def _head_age(queue: PoolQueue) -> PerTenant:
+    now = queue.now()
     return (
         (one.tenant, now - one.head_enqueued_at)
-        for one in snapshot.tenants
+        for one in queue.snapshot().tenants
         if one.head_enqueued_at is not None
     )
 
 
-def _counters(snapshot: PoolSnapshot) -> PerTenant:
-    return ((one.tenant, one.counter / MILLI) for one in snapshot.tenants)
+def _counters(queue: PoolQueue) -> PerTenant:
+    return ((one.tenant, one.counter / MILLI) for one in queue.snapshot().tenants)
 
 
 def register_process(

@@ -20,6 +20,7 @@ from pydantic_settings import (
 from tenancy.datadir import DataDir, default_root
 
 PREFIX = "EVENHAND_"
+MIB = 1024 * 1024
 CONFIG_VARIABLE = "EVENHAND_CONFIG"
 # Names read by other programs of this repository; the gateway only has to know they exist.
 FOREIGN_PREFIXES = (
@@ -66,7 +67,12 @@ class GatewaySettings(BaseModel):
 
 
 class FairnessSettings(BaseModel):
-    """How a pool grants; the prices are service units per token."""
+    """How a pool grants, and where that is recorded.
+
+    Prices are service units per token, times seconds. `slack` is in a tenant's largest requests,
+    `urgent_share` of the pool's service. `event_log` is a directory, "off", or None for the data
+    directory's own.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,13 +82,39 @@ class FairnessSettings(BaseModel):
     w_q: float = Field(default=2.0, ge=0, le=1_000)
     lookahead: int = Field(default=1, ge=0)
     load_factor: float = Field(default=1.25, ge=1)
+    max_passes: int = Field(default=8, ge=0, le=1_000)
+    slack: float = Field(default=1.0, ge=0, le=10)
+    urgent_share: float = Field(default=0.05, ge=0, le=1)
+    t_min: float | None = Field(default=None, gt=0)
+    t_max: float | None = Field(default=None, gt=0)
     ttl: float = Field(default=120.0, gt=0, lt=600)
     flush_interval: float = Field(default=0.1, gt=0)
+    event_log: Literal["off"] | Path | None = None
+    segment_bytes: int = Field(default=64 * MIB, ge=64 * 1024)
+    keep_bytes: int = Field(default=1024 * MIB, ge=0)
+
+    @property
+    def longest_deadline_s(self) -> float:
+        """`t_max`, or three quarters of the time to live."""
+        return 0.75 * self.ttl if self.t_max is None else self.t_max
+
+    @property
+    def shortest_deadline_s(self) -> float:
+        """`t_min`, or two seconds where the longest deadline allows them."""
+        return min(2.0, self.longest_deadline_s) if self.t_min is None else self.t_min
 
     @model_validator(mode="after")
     def _cached_never_dearer(self) -> "FairnessSettings":
         if self.w_c > self.w_p:
             raise ValueError("w_c must not exceed w_p: a cache hit may only lower a charge")
+        return self
+
+    @model_validator(mode="after")
+    def _deadlines_in_order(self) -> "FairnessSettings":
+        if self.shortest_deadline_s > self.longest_deadline_s:
+            raise ValueError("t_min must not exceed t_max: a deadline lies between them")
+        if self.longest_deadline_s >= self.ttl:
+            raise ValueError("t_max must be below ttl: a deadline may not outlast the wait")
         return self
 
 
@@ -109,6 +141,14 @@ class Settings(BaseSettings):
     def effective_keyring_file(self) -> Path:
         """`KEYRING_FILE`, else the keyring in the data directory."""
         return self.keyring_file or DataDir(self.data_dir).keyring_path
+
+    @property
+    def event_log_dir(self) -> Path | None:
+        """Where each pool's event log has its folder; None where nothing is recorded."""
+        chosen = self.fairness.event_log
+        if chosen == "off":
+            return None
+        return DataDir(self.data_dir).event_log_path if chosen is None else Path(chosen)
 
     @property
     def admin_socket(self) -> Path:

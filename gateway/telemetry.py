@@ -10,7 +10,7 @@ from engine.protocol import metrics as m
 from engine.protocol.instruments import OTHER, LabelCap, Registry
 from gateway.guard import RequestRecord
 from gateway.metering import Outcome, Settlement
-from gateway.queue import Phase
+from gateway.ticket import Phase
 
 CLIENT_GONE = "499"
 NOT_A_MODEL = "none"
@@ -29,6 +29,9 @@ class GatewayMetrics:
         self._overhead = registry.histogram(*m.GATEWAY_OVERHEAD).labels()
         self._queue_wait = registry.histogram(*m.QUEUE_WAIT)
         self._rejections = registry.counter(*m.REJECTIONS)
+        self._drops = registry.counter(*m.DROPS)
+        self._passes = registry.counter(*m.PASSES)
+        self._missed_deadlines = registry.counter(*m.MISSED_DEADLINES)
         self._tokens = registry.counter(*m.TOKENS)
         self._disconnects = registry.counter(*m.DISCONNECTS)
         self._auth_failures = registry.counter(*m.AUTH_FAILURES)
@@ -67,6 +70,18 @@ class GatewayMetrics:
     def waited(self, pool: str, outcome: str, seconds: float) -> None:
         """A wait in the queue ended."""
         self._queue_wait.labels(pool, outcome).observe(seconds)
+
+    def dropped(self, pool: str, reason: str) -> None:
+        """The fair queue refused a request or gave it up."""
+        self._drops.labels(pool, reason).inc()
+
+    def passed(self, pool: str, reason: str) -> None:
+        """A waiting request was passed."""
+        self._passes.labels(pool, reason).inc()
+
+    def missed_deadline(self, pool: str, reason: str) -> None:
+        """A head was not granted by its deadline."""
+        self._missed_deadlines.labels(pool, reason).inc()
 
     def rejected(self, dimension: str) -> None:
         """A limit refused a request."""

@@ -23,6 +23,7 @@ from fairness.reservation import LimitBook
 from fairness.types import PoolConfig, Prices
 from gateway.admission import Admitted, Tokenizers, terms_of
 from gateway.auth import AuthConfig, Authenticator, StoreDown
+from gateway.decisions import Decisions
 from gateway.engines.http import HttpEngine
 from gateway.engines.monitor import ReplicaMonitor
 from gateway.engines.port import EngineClient
@@ -290,12 +291,14 @@ def _pool(
     metrics: GatewayMetrics,
 ) -> Pool:
     name = text.model_id
+    decisions = Decisions(name, metrics)
     queue = PoolQueue(
         name,
         Dispatcher(_pool_config(settings.fairness), _policy(settings.fairness)),
         flush_interval_s=settings.fairness.flush_interval,
         on_granted=quotas.granted,
         on_waited=lambda outcome, seconds: metrics.waited(name, outcome, seconds),
+        applied=lambda _event, effects: decisions.note(effects),
     )
     monitor = ReplicaMonitor(
         engines,
@@ -318,6 +321,11 @@ def _pool_config(fairness: FairnessSettings) -> PoolConfig:
         lookahead=fairness.lookahead,
         load_factor_milli=round(fairness.load_factor * 1_000),
         ttl_s=fairness.ttl,
+        max_passes=fairness.max_passes,
+        slack_milli=round(fairness.slack * 1_000),
+        urgent_share_milli=round(fairness.urgent_share * 1_000),
+        t_min_s=fairness.shortest_deadline_s,
+        t_max_s=fairness.longest_deadline_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""Where one deployment keeps its files on a machine: database, keyring and sockets."""
+"""Where one deployment keeps its files: database, keyring, event logs and sockets."""
 
 import os
 import stat
@@ -35,6 +35,11 @@ class DataDir:
     def keyring_path(self) -> Path:
         """The keyring used where no other file is named."""
         return self.root / "keyring.json"
+
+    @property
+    def event_log_path(self) -> Path:
+        """The folder of the event logs, one folder in it for each pool."""
+        return self.root / "fairness"
 
     @property
     def engine_socket(self) -> Path:

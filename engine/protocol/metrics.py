@@ -122,6 +122,35 @@ HEAD_AGE: Final = GaugeSpec(
     "How long the request at the head of a tenant's queue has waited.",
     ("pool", "tenant"),
 )
+HEAD_DEADLINE: Final = GaugeSpec(
+    "evenhand_head_deadline_seconds",
+    "Time left until the head of a tenant's queue is to be granted; negative when past.",
+    ("pool", "tenant"),
+)
+MISSED_DEADLINES: Final = CounterSpec(
+    "evenhand_missed_deadlines_total",
+    "Heads that were not granted by their deadline, by what held them back.",
+    ("pool", "reason"),
+)
+URGENT_GRANTS: Final = CounterSpec(
+    "evenhand_urgent_grants_total", "Heads granted for being past their deadline.", ("pool",)
+)
+PASSES: Final = CounterSpec(
+    "evenhand_passes_total",
+    "Times a waiting request was passed: it fitted nowhere, or a sibling's prompt was cached.",
+    ("pool", "reason"),
+)
+OVERTAKES_MAX: Final = GaugeSpec(
+    "evenhand_overtakes_max", "The most times any request was passed for one reason.", ("pool",)
+)
+PINNED: Final = GaugeSpec(
+    "evenhand_pinned", "Whether a replica is held for a request that fitted nowhere.", ("pool",)
+)
+DROPS: Final = CounterSpec(
+    "evenhand_drops_total",
+    "Requests that the fair queue refused or gave up, by reason.",
+    ("pool", "reason"),
+)
 SERVICE_UNITS: Final = CounterSpec(
     "evenhand_service_units_total", "Service given, in service units.", ("pool", "tenant")
 )
@@ -169,6 +198,14 @@ AUTH_FAILURES: Final = CounterSpec(
     "evenhand_auth_failures_total", "Requests without a good key, by reason.", ("reason",)
 )
 STORE_UP: Final = GaugeSpec("evenhand_store_up", "Whether a store answers: 1 or 0.", ("store",))
+DEGRADED: Final = GaugeSpec(
+    "evenhand_degraded",
+    "Whether something is missing that the promises rest on: 1 or 0.",
+    ("reason",),
+)
+JOURNAL_BACKLOG: Final = GaugeSpec(
+    "evenhand_journal_backlog", "Events of the fair queues that are not on disk yet."
+)
 STRIPPED_HEADERS: Final = CounterSpec(
     "evenhand_stripped_headers_total",
     "Identity and fairness headers taken off inbound requests.",

@@ -26,6 +26,7 @@ from gateway.errors import (
     LimitExceeded,
     NoHealthyUpstream,
     Overloaded,
+    PredictedWait,
     QueueTimeout,
     ShuttingDown,
     UpstreamTimeout,
@@ -382,7 +383,7 @@ def _refusal(
 def _outcome_of(error: GatewayError | InvalidRequest) -> Outcome:
     if isinstance(error, UpstreamTimeout):
         return Outcome.TIMEOUT
-    if isinstance(error, QueueTimeout | NoHealthyUpstream):
+    if isinstance(error, QueueTimeout | PredictedWait | NoHealthyUpstream):
         return Outcome.EXPIRED
     return Outcome.ERROR
 

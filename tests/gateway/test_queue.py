@@ -1,16 +1,51 @@
 """The shell round the dispatcher under races: what one request meets must not reach another."""
 
 import asyncio
+import json
+import time
 from uuid import UUID
 
 import pytest
 
 from engine.protocol.errors import InvalidRequest
+from engine.protocol.instruments import Registry
 from fairness.dispatcher import Dispatcher
+from fairness.events import (
+    Cancelled,
+    Dispatched,
+    Enqueued,
+    Expired,
+    Granted,
+    Headed,
+    Missed,
+    Pinned,
+    Refused,
+    ReplicaDrained,
+    Ticked,
+    Unpinned,
+)
 from fairness.policy import VtcPolicy
-from fairness.types import PoolConfig, ReplicaCapacity, TenantTerms
-from gateway.errors import NoHealthyUpstream, QueueTimeout
-from gateway.queue import Phase, PoolQueue
+from fairness.types import (
+    GrantReason,
+    MissReason,
+    PoolConfig,
+    RefusalReason,
+    ReplicaCapacity,
+    TenantTerms,
+)
+from gateway.clock import pool_clock
+from gateway.decisions import Decisions
+from gateway.errors import (
+    LimitExceeded,
+    NoHealthyUpstream,
+    NoReplicaFits,
+    PredictedWait,
+    QueueTimeout,
+    answer,
+)
+from gateway.queue import PoolQueue
+from gateway.telemetry import GatewayMetrics
+from gateway.ticket import Phase
 
 TENANT = UUID(int=1)
 TERMS = TenantTerms(1000, 8, 100, 10)
@@ -141,3 +176,138 @@ async def test_a_concurrency_that_shrinks_below_what_waits_is_named(queue):
     queue.close(waits)
     queue.close(other)
     assert flying(queue) == 0
+
+
+class Scripted:
+    """A dispatcher that answers each event with the effects it was told, and keeps the events."""
+
+    def __init__(self):
+        self.effects, self.events = {}, []
+
+    def apply(self, event):
+        self.events.append(event)
+        return tuple(self.effects.get(type(event), ()))
+
+
+@pytest.fixture
+def scripted(clock):
+    dispatcher = Scripted()
+    seen = []
+    made = PoolQueue(
+        "pool",
+        dispatcher,
+        flush_interval_s=0.01,
+        on_granted=seen.append,
+        applied=lambda event, effects: seen.extend([event, *effects]),
+        clock=clock,
+    )
+    made.dispatcher, made.seen = dispatcher, seen
+    return made
+
+
+PIN = Pinned(0.0, "r", str(TENANT), "replica", 10_000, 0, 0)
+DISPATCH = Dispatched(7.0, "r", str(TENANT), "replica")
+
+
+async def test_a_pinned_request_waits_until_it_is_dispatched(scripted):
+    scripted.dispatcher.effects = {Enqueued: [PIN], Ticked: [DISPATCH]}
+    ticket = enqueue(scripted, "r")
+    assert (ticket.phase, ticket.replica, ticket.granted.done()) == (Phase.WAITING, None, False)
+    assert "r" not in scripted.seen  # its place in the queue is still taken
+    scripted.tick()
+    assert (ticket.phase, ticket.granted.result()) == (Phase.GRANTED, "replica")
+    assert (ticket.granted_at, scripted.seen[-1]) == (7.0, "r")
+
+
+async def test_who_leaves_while_pinned_is_cancelled_and_no_replica_was_asked(scripted):
+    scripted.dispatcher.effects = {Enqueued: [PIN]}
+    ticket = enqueue(scripted, "r")
+    scripted.close(ticket)
+    assert scripted.dispatcher.events[-1] == Cancelled(0.0, "r")
+
+
+async def test_what_is_pinned_and_whose_replica_leaves_waits_on(scripted):
+    scripted.dispatcher.effects = {Enqueued: [PIN]}
+    scripted.replica_up("replica", ReplicaCapacity(slots=1, kv_tokens=160))
+    ticket = enqueue(scripted, "r")
+    unpinned = Unpinned(1.0, "r", str(TENANT))
+    scripted.dispatcher.effects = {ReplicaDrained: [unpinned], Ticked: [DISPATCH]}
+    scripted.replica_lost("replica")
+    assert (ticket.phase, ticket.granted.done()) == (Phase.WAITING, False)
+    scripted.tick()
+    assert ticket.granted.result() == "replica"
+
+
+async def test_every_event_is_seen_with_its_effects_before_they_are_acted_on(scripted):
+    headed = Headed(0.0, "r", str(TENANT), 2.0, 1, 1)
+    granted = Granted(0.0, "r", str(TENANT), "replica", 1, GrantReason.TURN, 0, 0)
+    scripted.dispatcher.effects = {Enqueued: [headed, granted]}
+    enqueue(scripted, "r")
+    assert scripted.seen == [scripted.dispatcher.events[0], headed, granted, "r"]
+
+
+def refused(reason, retry_after_s=None):
+    return Refused(0.0, "r", "t", reason, retry_after_s)
+
+
+DROPS = [
+    (Expired(0.0, "r", "t", 1), "expired", QueueTimeout, 429, "queue_timeout"),
+    (Expired(0.0, "r", "t", 0), "no_healthy_upstream", NoHealthyUpstream, 503, None),
+    (Refused(0.0, "r", "t"), "no_replica_fits", NoReplicaFits, 503, None),
+    (refused(RefusalReason.PREDICTED_WAIT, 17.5), "predicted_wait", PredictedWait, 429, None),
+    (refused(RefusalReason.RATE, 3.0), "rate", LimitExceeded, 429, "rate_limit_exceeded"),
+    (
+        refused(RefusalReason.PROMPT_LIMIT),
+        "prompt_limit",
+        InvalidRequest,
+        400,
+        "context_length_exceeded",
+    ),
+    (refused(RefusalReason.OUTPUT_LIMIT), "output_limit", InvalidRequest, 400, "invalid_value"),
+    (refused(RefusalReason.CONCURRENCY), "concurrency", InvalidRequest, 400, "invalid_value"),
+]
+
+
+@pytest.mark.parametrize(
+    ("effect", "reason", "kind", "status", "code"), DROPS, ids=[drop[1] for drop in DROPS]
+)
+async def test_every_drop_has_a_reason_an_error_and_a_time(
+    scripted, effect, reason, kind, status, code
+):
+    registry = Registry()
+    Decisions("pool", GatewayMetrics(registry)).note([effect])
+    (family,) = (one for one in registry.families() if one.name == "evenhand_drops_total")
+    assert [(labels, child.value) for labels, child in family.children()] == [(("pool", reason), 1)]
+    scripted.dispatcher.effects = {Enqueued: [effect]}
+    error = enqueue(scripted, "r").granted.exception()
+    assert type(error) is kind
+    reply = answer(error)
+    assert reply.status == status
+    assert json.loads(reply.body)["error"]["code"] == (code or reason)
+    if status != 400:
+        assert dict(reply.headers)[b"retry-after-ms"]
+    if effect.retry_after_s if isinstance(effect, Refused) else None:
+        assert int(dict(reply.headers)[b"retry-after-ms"]) == 1000 * effect.retry_after_s
+
+
+async def test_a_missed_deadline_is_logged_once_by_reason_and_label(caplog):
+    registry = Registry()
+    metrics = GatewayMetrics(registry)
+    metrics.tenant(str(TENANT), "acme")
+    missed = Missed(0.0, "req_1", str(TENANT), MissReason.BEYOND_SLACK)
+    with caplog.at_level("INFO"):
+        Decisions("pool", metrics).note([missed])
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    for word in ("acme", "req_1", "beyond_slack", "pool"):
+        assert word in record.getMessage()
+    (family,) = (f for f in registry.families() if f.name == "evenhand_missed_deadlines_total")
+    assert [labels for labels, _ in family.children()] == [("pool", "beyond_slack")]
+
+
+def test_the_clock_never_goes_back_over_a_restart():
+    clock = pool_clock()
+    assert abs(clock() - time.time()) < 60
+    assert clock() <= clock()
+    ahead = time.time() + 10_000
+    assert ahead <= pool_clock(ahead)() < ahead + 60

@@ -12,8 +12,9 @@ from fairness.policy import VtcPolicy
 from fairness.types import PoolConfig, ReplicaCapacity, TenantTerms
 from gateway.engines.port import EngineEvent
 from gateway.engines.request import CacheIdentity
-from gateway.queue import Phase, PoolQueue
+from gateway.queue import PoolQueue
 from gateway.streaming import Relay, Upstreams
+from gateway.ticket import Phase
 
 CAPACITY = ReplicaCapacity(slots=1, kv_tokens=160)
 

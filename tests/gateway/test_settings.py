@@ -74,3 +74,22 @@ def test_a_wrong_value_is_named_and_not_shown(monkeypatch):
     with pytest.raises(SettingsError, match="EVENHAND_GATEWAY__PORT") as refused:
         load()
     assert "hunter2" not in str(refused.value)
+
+
+def test_deadlines_lie_within_the_time_to_live(monkeypatch):
+    fairness = load().fairness
+    assert (fairness.shortest_deadline_s, fairness.longest_deadline_s) == (2, 90)
+    fairness = load(fairness={"ttl": 0.4}).fairness
+    assert fairness.shortest_deadline_s == fairness.longest_deadline_s == pytest.approx(0.3)
+    for wrong in ({"t_max": 120}, {"t_min": 91}, {"t_min": 5, "t_max": 4}, {"ttl": 600}):
+        with pytest.raises(SettingsError, match="FAIRNESS"):
+            load(fairness=wrong)
+
+
+def test_where_events_are_logged(monkeypatch, tmp_path):
+    monkeypatch.setenv("EVENHAND_DATA_DIR", str(tmp_path))
+    assert load().event_log_dir == tmp_path / "fairness"
+    monkeypatch.setenv("EVENHAND_FAIRNESS__EVENT_LOG", str(tmp_path / "elsewhere"))
+    assert load().event_log_dir == tmp_path / "elsewhere"
+    monkeypatch.setenv("EVENHAND_FAIRNESS__EVENT_LOG", "off")
+    assert load().event_log_dir is None
