@@ -55,6 +55,23 @@ class Dispatcher:
         """The pool as it stands after the last event."""
         return pool_snapshot(self.pool, self.granter)
 
+    def predicted_wait_s(self, tenant: TenantId) -> float:
+        """How long the tenant's own queue takes at its own fair share of the pool's usual rate.
+
+        0 while nothing of it waits or no rate is known.
+        """
+        ledger, rate = self.pool.ledger, self.pool.rates.usual
+        account = ledger.accounts.get(tenant)
+        if account is None or not account.num_waiting or not rate:
+            return 0.0
+        ahead = account.waiting_prompts
+        if account.mean_output is not None:
+            usual = account.mean_output * account.waiting_sequences // 1_000
+            ahead += output_cost(self._prices, min(account.waiting_output, usual))
+        weight = account.terms.weight_milli
+        competing = ledger.weight + (0 if account.backlogged else weight)
+        return ahead * competing / (rate * weight)
+
     # --- inputs --------------------------------------------------------------------------------
 
     def _take(self, event: events.Input) -> None:
@@ -130,24 +147,10 @@ class Dispatcher:
         retry_after_s = self.pool.policy.refuses(self.pool.now, ticket.tenant)
         if retry_after_s is not None:
             return RefusalReason.RATE, retry_after_s
-        beyond = self._predicted_wait_s(ticket) - self.pool.config.ttl_s
+        beyond = self.predicted_wait_s(ticket.tenant) - self.pool.config.ttl_s
         if beyond > 0:
             return RefusalReason.PREDICTED_WAIT, max(LEAST_RETRY_S, beyond)
         return None
-
-    def _predicted_wait_s(self, ticket: Ticket) -> float:
-        """How long the tenant's own queue takes at its own fair share of the pool's usual rate."""
-        ledger, rate = self.pool.ledger, self.pool.rates.usual
-        account = ledger.accounts.get(ticket.tenant)
-        if account is None or not account.num_waiting or not rate:
-            return 0.0
-        ahead = account.waiting_prompts
-        if account.mean_output is not None:
-            usual = account.mean_output * account.waiting_sequences // 1_000
-            ahead += output_cost(self._prices, min(account.waiting_output, usual))
-        weight = account.terms.weight_milli
-        competing = ledger.weight + (0 if account.backlogged else weight)
-        return ahead * competing / (rate * weight)
 
     def _correct(self, event: events.Corrected) -> None:
         ticket = self._in_flight(event.request)

@@ -23,6 +23,7 @@ EXPIRED: Final = "expired"
 NO_HEALTHY_UPSTREAM: Final = "no_healthy_upstream"
 # For clients that nobody can tell when to come back: a replica that returns is seen within seconds.
 RETRY_AFTER_S: Final = 5.0
+LEAST_RETRY_S: Final = 1.0
 
 
 def reason_of(effect: Expired | Refused) -> str:
@@ -32,10 +33,10 @@ def reason_of(effect: Expired | Refused) -> str:
     return EXPIRED if effect.replicas_up else NO_HEALTHY_UPSTREAM
 
 
-def expiry(effect: Expired, retry_after_s: float | None) -> GatewayError:
+def expiry(effect: Expired, wait_s: float) -> GatewayError:
     """The answer to a request that waited its whole time to live.
 
-    `retry_after_s` is when another try may be granted, None when nobody can say.
+    `wait_s` is how long what its tenant still has waiting will take, 0 when nobody can say.
     """
     if not effect.replicas_up:
         return NoHealthyUpstream(
@@ -43,7 +44,7 @@ def expiry(effect: Expired, retry_after_s: float | None) -> GatewayError:
         )
     return QueueTimeout(
         "The request waited too long for a free place. Please retry later.",
-        retry_after_s=RETRY_AFTER_S if retry_after_s is None else retry_after_s,
+        retry_after_s=max(LEAST_RETRY_S, wait_s) if wait_s else RETRY_AFTER_S,
     )
 
 

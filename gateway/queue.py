@@ -125,13 +125,10 @@ class PoolQueue:
             granted=asyncio.get_running_loop().create_future(),
         )
 
-    def begun(self, ticket: Ticket, cached_tokens: int | None) -> None:
-        """The engine admitted the request and may have said how much of the prompt it had."""
-        if ticket.phase is not Phase.GRANTED:
-            return
-        ticket.phase = Phase.BEGUN
-        if cached_tokens is not None:
-            self.cached(ticket, cached_tokens)
+    def begun(self, ticket: Ticket) -> None:
+        """The engine admitted the request: what it does from here on cannot be done elsewhere."""
+        if ticket.phase is Phase.GRANTED:
+            ticket.phase = Phase.BEGUN
 
     def cached(self, ticket: Ticket, cached_tokens: int) -> None:
         """The engine said how much of a begun request's prompt it had: once, however late."""
@@ -283,7 +280,8 @@ class PoolQueue:
             case Expired(request=request):
                 # Time is looked at first: the event that closes a request may expire it.
                 if (late := self._tickets.get(request)) is not None:
-                    self._fail(late, drops.expiry(effect, None), "expired")
+                    wait_s = self._dispatcher.predicted_wait_s(effect.tenant)
+                    self._fail(late, drops.expiry(effect, wait_s), "expired")
             case Refused(request=request):
                 ticket = self._tickets[request]
                 self._fail(ticket, drops.refusal(effect, ticket), "refused")

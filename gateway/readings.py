@@ -8,7 +8,7 @@ from fairness.metrics import PoolSnapshot
 from gateway.queue import PoolQueue
 
 MILLI = 1_000
-BOUND_TERMS = ("jump", "refund", "floor_lag", "held_over")
+BOUND_TERMS = ("slack", "jump", "refund", "floor_lag", "held_over")
 
 PerTenant = Iterable[tuple[str, float]]
 
@@ -31,6 +31,10 @@ class PoolReadings:
             self._whole(lambda s: s.spread_bound / MILLI)
         )
         registry.gauge(*m.SERVICE_SPREAD_BOUND_TERM).callback(self._terms)
+        registry.gauge(*m.HEAD_DEADLINE).callback(self._tenants(_head_deadline, min))
+        registry.gauge(*m.OVERTAKES_MAX).callback(self._whole(lambda s: s.overtakes_max))
+        registry.counter(*m.URGENT_GRANTS).callback(self._whole(lambda s: s.urgent_grants))
+        registry.gauge(*m.PINNED).callback(self._whole(lambda s: float(s.pinned is not None)))
         registry.gauge(*m.JAIN_INDEX).callback(self._whole(lambda s: s.jain))
         registry.gauge(*m.REPLICA_INFLIGHT).callback(self._in_flight)
 
@@ -75,6 +79,15 @@ def _head_age(queue: PoolQueue) -> PerTenant:
         (one.tenant, now - one.head_enqueued_at)
         for one in queue.snapshot().tenants
         if one.head_enqueued_at is not None
+    )
+
+
+def _head_deadline(queue: PoolQueue) -> PerTenant:
+    now = queue.now()
+    return (
+        (one.tenant, one.head_deadline - now)
+        for one in queue.snapshot().tenants
+        if one.head_deadline is not None
     )
 
 

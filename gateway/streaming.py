@@ -167,11 +167,7 @@ class Relay:
             ticket.lost = None
             self._exchange.upstream_s += time.perf_counter() - began
         ticket.lost = self._stream.kill
-        cached = events[0].cached_tokens
-        if cached is not None:
-            cached = min(cached, self._exchange.prompt_tokens)
-        self._exchange.cached_tokens = cached
-        self._queue.begun(ticket, cached)
+        self._queue.begun(ticket)
         self._count(events)
         return events
 
@@ -204,8 +200,12 @@ class Relay:
         )
 
     def _count(self, events: list[EngineEvent]) -> None:
+        """Take the engine's counts; what it had cached may be said with the first or the last."""
         exchange = self._exchange
         for event in events:
+            if event.cached_tokens is not None and exchange.cached_tokens is None:
+                exchange.cached_tokens = min(event.cached_tokens, exchange.prompt_tokens)
+                self._queue.cached(exchange.ticket, exchange.cached_tokens)
             if event.index is not None and event.finish_reason is not None:
                 self.finish_reasons[event.index] = event.finish_reason
             if event.output_tokens is not None:

@@ -157,7 +157,9 @@ async def test_a_count_the_engine_does_not_give_is_not_taken_for_none_cached(que
     queue.replica_up("r", ReplicaCapacity(slots=1, kv_tokens=160))
     for name, cached in (("said", 0), ("unsaid", None)):
         ticket = enqueue(queue, name)
-        queue.begun(ticket, cached)
+        queue.begun(ticket)
+        if cached is not None:
+            queue.cached(ticket, cached)
         queue.emitted(ticket, 1)
         await asyncio.sleep(0.03)
         (tenant,) = queue.snapshot().tenants
@@ -182,11 +184,14 @@ class Scripted:
     """A dispatcher that answers each event with the effects it was told, and keeps the events."""
 
     def __init__(self):
-        self.effects, self.events = {}, []
+        self.effects, self.events, self.waits = {}, [], {}
 
     def apply(self, event):
         self.events.append(event)
         return tuple(self.effects.get(type(event), ()))
+
+    def predicted_wait_s(self, tenant):
+        return self.waits.get(tenant, 0.0)
 
 
 @pytest.fixture
@@ -288,6 +293,13 @@ async def test_every_drop_has_a_reason_an_error_and_a_time(
         assert dict(reply.headers)[b"retry-after-ms"]
     if effect.retry_after_s if isinstance(effect, Refused) else None:
         assert int(dict(reply.headers)[b"retry-after-ms"]) == 1000 * effect.retry_after_s
+
+
+@pytest.mark.parametrize(("wait_s", "told_s"), [(42.5, 42.5), (0.2, 1.0), (0.0, 5.0)])
+async def test_who_waited_too_long_is_told_when_its_queue_is_served(scripted, wait_s, told_s):
+    scripted.dispatcher.waits = {"t": wait_s}
+    scripted.dispatcher.effects = {Enqueued: [Expired(0.0, "r", "t", 1)]}
+    assert enqueue(scripted, "r").granted.exception().retry_after_s == told_s
 
 
 async def test_a_missed_deadline_is_logged_once_by_reason_and_label(caplog):
