@@ -6,9 +6,7 @@ refusal keeps its own status.
 """
 
 import asyncio
-import hashlib
 import time
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +15,7 @@ from engine.protocol import shapes, sse
 from engine.protocol.errors import InvalidRequest
 from gateway.admission import Admitted, Route, Tokenizers, admit
 from gateway.auth import Authenticator
+from gateway.beginnings import beginnings
 from gateway.engines.port import EngineEvent
 from gateway.engines.request import CacheIdentity
 from gateway.errors import (
@@ -59,8 +58,6 @@ SSE_HEADERS: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-# Leading tokens that decide a request's affinity: as many as make a cached prefix worth a journey.
-AFFINITY_TOKENS: Final = 64
 
 
 class ActiveRequests:
@@ -152,11 +149,13 @@ class Inference:
             prompt_param=self._route.prompt_param,
             fits=pool.queue.fits_some_replica,
         )
+        cache = service.cache_identity(context, admitted, record.request_id)
         handler = _Handler(
             service=service,
             dialect=self._dialect,
-            exchange=self._exchange(record, context, admitted, pool),
+            exchange=self._exchange(record, context, admitted, pool, cache),
             pool=pool,
+            cache=cache,
             trace=trace,
             record=record,
         )
@@ -176,9 +175,15 @@ class Inference:
             raise Overloaded("Usage cannot be recorded right now.", retry_after_s=5.0)
 
     def _exchange(
-        self, record: RequestRecord, context: TenantContext, admitted: Admitted, pool: Pool
+        self,
+        record: RequestRecord,
+        context: TenantContext,
+        admitted: Admitted,
+        pool: Pool,
+        cache: CacheIdentity,
     ) -> Exchange:
         prompt = admitted.prepared.prompt
+        prefix = beginnings(self._service.router_key, cache, prompt)
         ticket = pool.queue.ticket(
             record.request_id,
             context.tenant_id,
@@ -186,8 +191,9 @@ class Inference:
             prompt_tokens=len(prompt),
             max_output_tokens=admitted.max_tokens,
             sequences=admitted.prepared.sampling.n,
-            affinity=_affinity(self._service.router_key, context, prompt),
             prompt_param=self._route.prompt_param,
+            affinity=prefix[0] if prefix else 0,
+            prefix=prefix,
         )
         return Exchange(
             request_id=record.request_id,
@@ -211,6 +217,7 @@ class _Handler:
         dialect: Dialect,
         exchange: Exchange,
         pool: Pool,
+        cache: CacheIdentity,
         trace: RequestTrace,
         record: RequestRecord,
     ) -> None:
@@ -232,7 +239,7 @@ class _Handler:
         self._relay = Relay(
             exchange,
             pool.upstreams,
-            service.cache_identity(exchange.context, exchange.admitted, exchange.request_id),
+            cache,
             on_granted=self._granted,
             headers=self._upstream_headers,
         )
@@ -386,10 +393,3 @@ def _outcome_of(error: GatewayError | InvalidRequest) -> Outcome:
     if isinstance(error, QueueTimeout | PredictedWait | NoHealthyUpstream):
         return Outcome.EXPIRED
     return Outcome.ERROR
-
-
-def _affinity(key: bytes, context: TenantContext, prompt: tuple[int, ...]) -> int:
-    """A keyed hash of whose cache and which leading tokens: equal where a prefix may be shared."""
-    lead = array("Q", prompt[:AFFINITY_TOKENS]).tobytes()
-    digest = hashlib.blake2b(context.tenant_id.bytes + lead, key=key, digest_size=8).digest()
-    return int.from_bytes(digest, "big")
