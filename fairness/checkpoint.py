@@ -112,6 +112,7 @@ def _load_accounts(dispatcher: Dispatcher, state: Mapping[str, Any]) -> None:
         if kept["stamp"]:
             pool.wait(accounts[ticket.tenant], ticket)
     for account in accounts.values():
+        account.first = pool.head(account)
         ledger.add(account)
 
 

@@ -77,14 +77,19 @@ class Account:
     `unsettled` is A, what its requests can still get back; `open_output` is what those in flight
     can still be charged for output. `reach_raw` and `dip_raw` bound the lag from above and below:
     the first is fixed at each grant, the second on becoming backlogged. `waiting_*` are sums over
-    its queue: prompts not yet charged, most output tokens, sequences, requests with a prefix.
-    `mean_output` is the recent output per sequence, in thousandths of a token.
+    its queue: prompts not yet charged, most output tokens, sequences, requests with a prefix;
+    `first` is its head as the pool last saw it. `mean_output` is the recent output per sequence, in
+    thousandths of a token. `serial` tells
+    accounts apart that one tenant had one after the other, of which `gone` ones were forgotten.
     """
 
     tenant: TenantId
     terms: TenantTerms
     caps: Caps
     raw: int
+    serial: int = 0
+    gone: bool = False
+    first: Ticket | None = None
     waiting: list[Entry] = field(default_factory=list)
     num_waiting: int = 0
     waiting_prompts: int = 0

@@ -66,8 +66,8 @@ class Dispatcher:
             return 0.0
         ahead = account.waiting_prompts
         if account.mean_output is not None:
-            usual = account.mean_output * account.waiting_sequences // 1_000
-            ahead += output_cost(self._prices, min(account.waiting_output, usual))
+            usual = output_cost(self._prices, account.mean_output * account.waiting_sequences)
+            ahead += min(output_cost(self._prices, account.waiting_output), usual // 1_000)
         weight = account.terms.weight_milli
         competing = ledger.weight + (0 if account.backlogged else weight)
         return ahead * competing / (rate * weight)
@@ -227,7 +227,10 @@ class Dispatcher:
         if account is None or account.terms == terms:
             return
         pool.ledger.set_terms(account, terms)
-        for ticket in pool.first_waiting(account, account.num_waiting):
+        mine = pool.first_waiting(account, account.num_waiting)
+        if pool.pinned is not None and pool.pinned.tenant == tenant:
+            mine = sorted([pool.pinned, *mine], key=_queue_order)
+        for ticket in mine:
             if ticket.sequences > terms.concurrency:
                 self._refuse(ticket, RefusalReason.CONCURRENCY)
         pool.changed(account)
@@ -343,6 +346,10 @@ def _over_limit(ticket: Ticket, terms: TenantTerms) -> RefusalReason | None:
     if ticket.sequences > terms.concurrency:
         return RefusalReason.CONCURRENCY
     return None
+
+
+def _queue_order(ticket: Ticket) -> tuple[bool, int]:
+    return ticket.charged is None, ticket.arrival
 
 
 def _arrival(ticket: Ticket) -> int:

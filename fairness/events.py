@@ -1,7 +1,9 @@
 """Everything that can happen to a pool, as values: the dispatcher is a fold over these.
 
 Inputs come from the gateway; effects come out of `Dispatcher.apply`. Every event carries `now`,
-in seconds on one monotonic clock. The two lists below are the language of the audit log.
+in seconds on one clock that never goes back. The two lists below are the language of the audit log.
+Nobody changes an event: they are not frozen only because a frozen one takes six times as long to
+make, and several are made for every grant.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,7 @@ from fairness.types import (
 # --- inputs ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplicaUp:
     """A replica joined, or its capacity changed; requests in flight there stay."""
 
@@ -30,7 +32,7 @@ class ReplicaUp:
     capacity: ReplicaCapacity
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplicaDrained:
     """The replica gets no further grants; what is in flight there finishes."""
 
@@ -38,7 +40,7 @@ class ReplicaDrained:
     replica: ReplicaId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplicaLost:
     """The replica is gone: unstarted requests wait again, under the charge already made."""
 
@@ -46,7 +48,7 @@ class ReplicaLost:
     replica: ReplicaId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TenantChanged:
     """A tenant's weight or limits changed; its lag in tokens is kept."""
 
@@ -55,7 +57,7 @@ class TenantChanged:
     terms: TenantTerms
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Enqueued:
     """A request joined its tenant's queue, under the tenant's terms as the gateway knows them.
 
@@ -79,7 +81,7 @@ class Enqueued:
             raise ValueError("a request has a sequence, a prompt token and no negative output")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Corrected:
     """The engine said how many prompt tokens were cached, and the true prompt length.
 
@@ -92,7 +94,7 @@ class Corrected:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Emitted:
     """`output_tokens` so far, over all sequences of the request: a high-water mark."""
 
@@ -101,7 +103,7 @@ class Emitted:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished:
     """The request left the replica, for whatever reason, having emitted `output_tokens`."""
 
@@ -110,7 +112,7 @@ class Finished:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NotStarted:
     """The request ended before its first token, by no fault of its tenant: refund all, end it."""
 
@@ -118,7 +120,7 @@ class NotStarted:
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Requeued:
     """A granted, unstarted request goes back to the head of its queue under its charge id."""
 
@@ -126,7 +128,7 @@ class Requeued:
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cancelled:
     """The client left while the request waited. In flight, `Finished` tells instead."""
 
@@ -134,14 +136,14 @@ class Cancelled:
     request: RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ticked:
     """Time passed: requests older than the TTL expire, deadlines pass."""
 
     now: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Restarted:
     """A new incarnation took over: every request and replica of the last one is gone.
 
@@ -152,7 +154,7 @@ class Restarted:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DegradedOn:
     """From here on something that the promises rest on is missing; `reason` says what."""
 
@@ -160,7 +162,7 @@ class DegradedOn:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DegradedOff:
     """What was missing for `reason` is back."""
 
@@ -171,7 +173,7 @@ class DegradedOff:
 # --- effects -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Granted:
     """Send `request` to `replica` now; `charge_milli` is what its prompt cost, in milli-units.
 
@@ -188,7 +190,7 @@ class Granted:
     least: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pinned:
     """A misfit that was passed often enough is granted, and `replica` is held for it until it fits.
 
@@ -204,7 +206,7 @@ class Pinned:
     least: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Dispatched:
     """A pinned request has its credit: send it to `replica` now."""
 
@@ -214,7 +216,7 @@ class Dispatched:
     replica: ReplicaId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Unpinned:
     """The replica held for a pinned request is gone: it waits again, under its charge."""
 
@@ -223,7 +225,7 @@ class Unpinned:
     tenant: TenantId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Passed:
     """`by` is granted before `request`, whose count of such passes is now `passes`."""
 
@@ -235,7 +237,7 @@ class Passed:
     reason: PassReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Headed:
     """`request` heads its tenant's queue and is to be granted by `deadline`.
 
@@ -251,7 +253,7 @@ class Headed:
     rate_milli: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Missed:
     """The head's deadline passed and it still waits."""
 
@@ -261,7 +263,7 @@ class Missed:
     reason: MissReason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Blocked:
     """The tenant waits, but its own concurrency limit holds its head back: it is idle."""
 
@@ -269,7 +271,7 @@ class Blocked:
     tenant: TenantId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Unblocked:
     """The tenant's limit lets its head go again."""
 
@@ -277,7 +279,7 @@ class Unblocked:
     tenant: TenantId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Expired:
     """The request waited its whole TTL; `replicas_up` tells 429 from 503."""
 
@@ -287,7 +289,7 @@ class Expired:
     replicas_up: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Refused:
     """The request is not queued, or no longer: it can never be granted, or not in time.
 
@@ -301,7 +303,7 @@ class Refused:
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lifted:
     """The tenant became backlogged below the floor, and its counter rose to it."""
 
@@ -310,7 +312,7 @@ class Lifted:
     counter: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forgotten:
     """The tenant was quiet and not ahead of the floor, so its account was dropped.
 

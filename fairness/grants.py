@@ -42,18 +42,19 @@ class Granter:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._most_passes = pool.config.max_passes
-        self._held_up = False
         self.stopped_at: RequestId | None = None
         self.tallies = Tallies()
 
     def grant_all(self) -> None:
         """Grant until nobody may go."""
         pool, ledger = self._pool, self._pool.ledger
-        self._held_up = False
         while True:
             if pool.pinned is not None:
                 self._dispatch_pinned(pool.pinned)
             ledger.advance_floor()
+            if not self._has_slot() and not pool.num_owed:
+                self.stopped_at = None
+                return
             turn = ledger.next()
             if turn is None:
                 self.stopped_at = None
@@ -61,7 +62,6 @@ class Granter:
             choice = self._choose(turn)
             if choice.replica is None and choice.ticket.passes >= self._most_passes:
                 if not self._pin(choice):
-                    self._held_up = True
                     self._stop_at(choice.ticket)
                     return
             elif not self._grant_one(choice):
@@ -71,12 +71,14 @@ class Granter:
     def report_misses(self) -> None:
         """Log every head that is late now, once, with the reason."""
         pool = self._pool
-        if not (late := pool.deadlines.unreported()):
+        if not (late := pool.deadlines.unreported(pool.now)):
             return
         turn = pool.ledger.next()
         for ticket in late:
             account = pool.account(ticket)
-            if turn is not None and account.backlogged and pool.head(account) is ticket:
+            if turn is None or ticket.missed:
+                continue
+            if account.backlogged and account.first is ticket:
                 reason = self._why_missed(turn, account, ticket)
                 ticket.missed = True
                 self.tallies.missed[reason] += 1
@@ -103,8 +105,7 @@ class Granter:
 
     def _choose(self, account: Account) -> Choice:
         """The tenant's head, or a younger sibling with a longer cached prefix that fits."""
-        pool = self._pool
-        head = pool.head(account)
+        head = account.first
         if head is None:
             raise AssertionError(f"backlogged tenant {account.tenant} has nothing waiting")
         if account.waiting_prefixed and account.num_waiting > 1:
@@ -129,7 +130,7 @@ class Granter:
         if replica is None:
             raise AssertionError(f"request {ticket.request} fits nowhere")
         counter, least = account.counter, turn.counter
-        if (head := pool.head(account)) is not None and head is not ticket:
+        if (head := account.first) is not None and head is not ticket:
             self._pass(head, ticket, PassReason.LOCALITY)
         if reason is GrantReason.URGENT:
             pool.lane.lend(ticket, self._worst_cost(ticket))
@@ -151,8 +152,8 @@ class Granter:
 
     def _lead(self, account: Account, excess: int) -> int:
         """How far above the floor a tenant may stand that is granted `excess` above the turn."""
-        slack = self._slack(account)
-        return self._pool.ledger.floor_lag() + min(max(0, excess), slack)
+        lag = self._pool.ledger.floor_lag()
+        return lag if excess <= 0 else lag + min(excess, self._slack(account))
 
     def _stop_at(self, ticket: Ticket) -> None:
         config = self._pool.config
@@ -191,6 +192,7 @@ class Granter:
     def _pass(self, ticket: Ticket, by: Ticket, reason: PassReason) -> None:
         if reason is PassReason.MISFIT:
             passes = ticket.passes = ticket.passes + 1
+            self._pool.num_owed += passes == self._most_passes
         else:
             passes = ticket.overtakes = ticket.overtakes + 1
         self.tallies.overtakes_max = max(self.tallies.overtakes_max, passes)
@@ -240,20 +242,24 @@ class Granter:
         if pool.lane.level < 0:
             return None
         first: int | None = None
-        for ticket in pool.deadlines.overdue():
+        for ticket in pool.deadlines.overdue(pool.now):
             account = pool.account(ticket)
-            if account is turn or not account.backlogged or pool.head(account) is not ticket:
+            if account is turn or not account.backlogged or account.first is not ticket:
                 continue
             first = pool.ledger.rank(turn) if first is None else first
             if pool.ledger.rank(account) > first + self._slack(account):
                 continue
             if (replica := self._place(ticket)) is None:
                 continue
-            cost = self._worst_cost(ticket)
-            if pool.lane.affords(cost, pool.ledger.largest_request()):
+            pool.lane.cap(pool.ledger.largest_request())
+            if self._affordable(ticket):
                 return Choice(account, ticket, replica)
             return None
         return None
+
+    def _affordable(self, ticket: Ticket) -> bool:
+        depth = self._pool.ledger.largest_request()
+        return self._pool.lane.affords(self._worst_cost(ticket), depth)
 
     def _worst_cost(self, ticket: Ticket) -> int:
         """The most the request can be charged from now on."""
@@ -261,12 +267,13 @@ class Granter:
         return self._pool.open_output(ticket) + (prompt if ticket.charged is None else 0)
 
     def _why_missed(self, turn: Account, account: Account, ticket: Ticket) -> MissReason:
-        if self._held_up or self._place(ticket) is None:
-            return MissReason.NO_FIT
+        """What would keep it waiting even if there were room for it, or else that there is none."""
         ledger = self._pool.ledger
+        if account is turn:
+            return MissReason.NO_FIT
         if ledger.rank(account) > ledger.rank(turn) + self._slack(account):
             return MissReason.BEYOND_SLACK
-        return MissReason.BUDGET
+        return MissReason.NO_FIT if self._affordable(ticket) else MissReason.BUDGET
 
     # --- shared --------------------------------------------------------------------------------
 
@@ -276,6 +283,15 @@ class Granter:
     def _place(self, ticket: Ticket) -> Replica | None:
         return place(self._pool.replicas.values(), ticket, self._pool.config)
 
+    def _has_slot(self) -> bool:
+        """Whether some replica has a slot, without which nothing fits."""
+        config = self._pool.config
+        for replica in self._pool.replicas.values():
+            if replica.accepting and replica.reserved_for is None and replica.has_slots(1, config):
+                return True
+        return False
+
     def _has_room(self) -> bool:
+        """Whether the smallest of all requests would fit somewhere."""
         config = self._pool.config
         return any(replica.has_room(config) for replica in self._pool.replicas.values())

@@ -5,16 +5,14 @@ a tenant can get back for M. Whoever changes an account says so: `join` and `lea
 and stops being backlogged, `moved` when its rank may have fallen, `retune` when its caps changed.
 """
 
-from collections.abc import Callable
+from itertools import count
 
 from fairness.caps import UNIT, caps
 from fairness.cost import ceil_div
-from fairness.counters import Account, Ticket
+from fairness.counters import Account
 from fairness.ordering import LazyMinHeap
 from fairness.policy import Policy
 from fairness.types import PoolConfig, TenantId, TenantTerms
-
-HeadOf = Callable[[Account], Ticket | None]
 
 
 class Ledger:
@@ -24,7 +22,7 @@ class Ledger:
     in thousandths, their stakes.
     """
 
-    def __init__(self, policy: Policy, config: PoolConfig, head_of: HeadOf) -> None:
+    def __init__(self, policy: Policy, config: PoolConfig) -> None:
         self.accounts: dict[TenantId, Account] = {}
         self.floor = 0
         self.credit = 0
@@ -33,12 +31,13 @@ class Ledger:
         self.stake = 0
         self._policy = policy
         self._config = config
-        self._head_of = head_of
+        self._serials = count()
+        self._floor_lag: int | None = 0
         self._by_rank = LazyMinHeap(self._rank)
-        self._by_settled = LazyMinHeap(self._settled)
-        self._by_refund = LazyMinHeap(self._refund)
-        self._by_largest = LazyMinHeap(self._largest)
-        self._quiet = LazyMinHeap(self._quiet_counter)
+        self._by_settled = LazyMinHeap(_settled)
+        self._by_refund = LazyMinHeap(_refund)
+        self._by_largest = LazyMinHeap(_largest)
+        self._quiet = LazyMinHeap(_quiet_counter)
 
     def open(self, tenant: TenantId, terms: TenantTerms) -> Account:
         """The tenant's account; a new one starts at the floor."""
@@ -51,6 +50,7 @@ class Ledger:
 
     def add(self, account: Account) -> None:
         """Take in an account as it stands: a new one, or one of a checkpoint."""
+        account.serial = next(self._serials)
         self.accounts[account.tenant] = account
         if account.backlogged:
             self._count(account, 1)
@@ -80,8 +80,8 @@ class Ledger:
         lifted = account.lift(self.floor)
         account.note_join(now)
         self._count(account, 1)
-        self._by_rank.offer(account.tenant)
-        self._by_settled.offer(account.tenant)
+        self._by_rank.offer(account)
+        self._by_settled.offer(account)
         return lifted
 
     def leave(self, account: Account) -> None:
@@ -91,38 +91,47 @@ class Ledger:
 
     def moved(self, account: Account) -> None:
         """A backlogged account's rank may have fallen."""
-        self._by_rank.offer(account.tenant)
+        self._by_rank.offer(account)
 
     def granted(self, account: Account) -> None:
         """More of it is unsettled now; limits that shrank may have let in more than today's do."""
         if account.unsettled > account.caps.refund:
-            self._by_refund.offer(account.tenant)
+            self._by_refund.offer(account)
+            self._floor_lag = None
 
     def rest(self, account: Account) -> None:
         """The account is quiet: it may be forgotten once it is not ahead of the floor."""
-        self._quiet.offer(account.tenant)
+        self._quiet.offer(account)
 
     def next(self) -> Account | None:
         """The backlogged tenant that goes next."""
-        tenant = self._by_rank.least()
-        return None if tenant is None else self.accounts[tenant]
+        return self._by_rank.least()
 
     def advance_floor(self) -> None:
         """V becomes the smallest settled counter of the backlogged tenants, if that is higher."""
-        tenant = self._by_settled.least()
-        if tenant is not None:
-            settled = self.accounts[tenant].settled
-            self.floor = max(self.floor, settled)
+        account = self._by_settled.least()
+        if account is not None:
+            self.floor = max(self.floor, account.settled)
 
     def floor_lag(self) -> int:
-        """M: the most that the smallest backlogged counter can be above the floor."""
-        tenant = self._by_refund.least()
-        return 0 if tenant is None else self.accounts[tenant].refund_cap
+        """M: the most that the smallest backlogged counter can be above the floor.
+
+        Kept until an account comes, goes or changes its caps, or has more unsettled than they say.
+        """
+        if self._floor_lag is not None:
+            return self._floor_lag
+        account = self._by_refund.least()
+        if account is None:
+            return 0
+        lag = account.refund_cap
+        if account.unsettled <= account.caps.refund:
+            self._floor_lag = lag
+        return lag
 
     def largest_request(self) -> int:
         """The cost of the largest request of one sequence that any known tenant may send."""
-        tenant = self._by_largest.least()
-        return 0 if tenant is None else self.accounts[tenant].caps.largest
+        account = self._by_largest.least()
+        return 0 if account is None else account.caps.largest
 
     def work_before(self, account: Account) -> int:
         """What may be served before a backlogged account's new head is granted, in milli-units.
@@ -138,10 +147,13 @@ class Ledger:
     def forget(self) -> list[Account]:
         """Drop the accounts of quiet tenants that are not ahead of the floor."""
         forgotten = []
-        while (tenant := self._quiet.least()) is not None:
-            if self.accounts[tenant].counter > self.floor:
+        while (account := self._quiet.least()) is not None:
+            if account.counter > self.floor:
                 break
-            forgotten.append(self.accounts.pop(tenant))
+            del self.accounts[account.tenant]
+            account.gone = True
+            self._floor_lag = None
+            forgotten.append(account)
         return forgotten
 
     def backlogged(self) -> list[Account]:
@@ -155,37 +167,35 @@ class Ledger:
 
     def _offer(self, account: Account) -> None:
         """All its keys may have fallen."""
+        self._floor_lag = None
         for order in (self._by_rank, self._by_settled, self._by_refund, self._by_largest):
-            order.offer(account.tenant)
-        self._quiet.offer(account.tenant)
+            order.offer(account)
+        self._quiet.offer(account)
 
     def rank(self, account: Account) -> int:
         """The rank of a backlogged account."""
-        head = self._head_of(account)
-        if head is None:
+        if account.first is None:
             raise AssertionError(f"backlogged tenant {account.tenant} has nothing waiting")
+        return self._policy.rank(account, account.first)
+
+    def _rank(self, account: Account) -> int | None:
+        head = account.first
+        if account.backlogged_since is None or head is None:
+            return None
         return self._policy.rank(account, head)
 
-    def _rank(self, tenant: TenantId) -> int | None:
-        account = self.accounts.get(tenant)
-        if account is None or account.backlogged_since is None:
-            return None
-        return self.rank(account)
 
-    def _settled(self, tenant: TenantId) -> int | None:
-        account = self.accounts.get(tenant)
-        if account is None or account.backlogged_since is None:
-            return None
-        return account.settled
+def _settled(account: Account) -> int | None:
+    return None if account.backlogged_since is None else account.settled
 
-    def _refund(self, tenant: TenantId) -> int | None:
-        account = self.accounts.get(tenant)
-        return None if account is None else -account.refund_cap
 
-    def _largest(self, tenant: TenantId) -> int | None:
-        account = self.accounts.get(tenant)
-        return None if account is None else -account.caps.largest
+def _refund(account: Account) -> int | None:
+    return None if account.gone else -account.refund_cap
 
-    def _quiet_counter(self, tenant: TenantId) -> int | None:
-        account = self.accounts.get(tenant)
-        return account.counter if account is not None and account.quiet else None
+
+def _largest(account: Account) -> int | None:
+    return None if account.gone else -account.caps.largest
+
+
+def _quiet_counter(account: Account) -> int | None:
+    return account.counter if account.quiet and not account.gone else None

@@ -1,46 +1,51 @@
-"""The tenant with the smallest key, when keys mostly rise: a heap that looks again only at its top.
+"""The account with the smallest key, when keys mostly rise: a heap that looks only at its top.
 
 Keys live with their owner and are read through a function; None means "not a candidate". A rise or
 a withdrawal needs no notice. A fall or a new candidate must be offered. Ties go to the smaller id.
 """
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush, heapreplace
 
+from fairness.counters import Account
 from fairness.types import TenantId
+
+_Entry = tuple[int, TenantId, int, Account]
 
 
 class LazyMinHeap:
     """Candidates by key. Every candidate has one entry, recorded at or below its true key."""
 
-    def __init__(self, key: Callable[[TenantId], int | None]) -> None:
+    def __init__(self, key: Callable[[Account], int | None]) -> None:
         self._key = key
-        self._entries: list[tuple[int, TenantId]] = []
-        self._recorded: dict[TenantId, int] = {}
+        self._entries: list[_Entry] = []
+        self._recorded: dict[Account, int] = {}
 
-    def offer(self, member: TenantId) -> None:
-        """Say that `member` became a candidate or that its key may have fallen."""
-        key = self._key(member)
-        recorded = self._recorded.get(member)
-        if key is not None and (recorded is None or key < recorded):
-            self._recorded[member] = key
-            heapq.heappush(self._entries, (key, member))
+    def offer(self, account: Account) -> None:
+        """Say that an account became a candidate or that its key may have fallen."""
+        key = self._key(account)
+        if key is None:
+            return
+        recorded = self._recorded.get(account)
+        if recorded is None or key < recorded:
+            self._recorded[account] = key
+            # The serial keeps two accounts of one tenant, one after the other, from being compared.
+            heappush(self._entries, (key, account.tenant, account.serial, account))
 
-    def least(self) -> TenantId | None:
+    def least(self) -> Account | None:
         """The candidate with the smallest key; None when there is none."""
         entries = self._entries
         while entries:
-            recorded, member = entries[0]
-            if self._recorded.get(member) != recorded:
-                heapq.heappop(entries)
-                continue
-            key = self._key(member)
-            if key is None:
-                heapq.heappop(entries)
-                del self._recorded[member]
-            elif key > recorded:
-                self._recorded[member] = key
-                heapq.heapreplace(entries, (key, member))
+            recorded, tenant, serial, account = entries[0]
+            key = self._key(account)
+            if key == recorded:
+                return account
+            if self._recorded.get(account) != recorded:
+                heappop(entries)  # offered again since, with a smaller key
+            elif key is None:
+                heappop(entries)
+                del self._recorded[account]
             else:
-                return member
+                self._recorded[account] = key
+                heapreplace(entries, (key, tenant, serial, account))
         return None

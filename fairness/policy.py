@@ -50,7 +50,7 @@ class VtcPolicy(Policy):
 
     def rank(self, account: Account, head: Ticket) -> int:  # noqa: ARG002 - the port's signature
         """The counter."""
-        return account.counter
+        return account.raw // account.terms.weight_milli
 
     def slack(self, largest: int) -> int:
         """One largest request."""

@@ -24,13 +24,13 @@ class Pool:
     """One pool. `effects` are what has followed from the event in hand, in order.
 
     `service` is the net charge of all requests so far; `pinned` waits for its own replica, charged
-    and counted as in flight.
+    and counted as in flight; `num_owed` waiting misfits were passed as often as may be.
     """
 
     def __init__(self, config: PoolConfig, policy: Policy) -> None:
         self.config = config
         self.policy = policy
-        self.ledger = Ledger(policy, config, self.head)
+        self.ledger = Ledger(policy, config)
         self.tickets: dict[RequestId, Ticket] = {}
         self.replicas: dict[ReplicaId, Replica] = {}
         self.prefixes = PrefixIndex()
@@ -38,6 +38,7 @@ class Pool:
         self.rates = RateMeter()
         self.deadlines = Deadlines()
         self.pinned: Ticket | None = None
+        self.num_owed = 0
         self.service = 0
         self.num_arrivals = 0
         self.now = 0.0
@@ -48,7 +49,6 @@ class Pool:
     def begin(self, now: float) -> None:
         """Time has come to `now`, before the event that says so is looked at."""
         self.rates.advance(now, self.service, backlogged=self.ledger.num_backlogged > 0)
-        self.deadlines.advance(now)
         self.now = now
         self.effects = []
 
@@ -131,7 +131,8 @@ class Pool:
             account.unsettled += prompt
             self.charge(account, ticket, prompt)
         self.ledger.granted(account)
-        self.prefixes.touch(ticket)
+        if ticket.prefix:
+            self.prefixes.touch(ticket)
         self.policy.granted(account, ticket)
         return prompt
 
@@ -205,7 +206,7 @@ class Pool:
 
     def changed(self, account: Account) -> None:
         """Look at an account again after any change of it or of its queue."""
-        head = self.head(account)
+        head = account.first = self.head(account)
         if head is None:
             self._became_idle(account)
         elif account.in_flight + head.sequences > account.terms.concurrency:
@@ -264,6 +265,8 @@ class Pool:
 
     def _tally(self, account: Account, ticket: Ticket, sign: int) -> None:
         account.num_waiting += sign
+        if ticket.passes >= self.config.max_passes:
+            self.num_owed += sign
         account.waiting_sequences += sign * ticket.sequences
         account.waiting_output += sign * ticket.output_limit
         account.waiting_prefixed += sign * bool(ticket.prefix)

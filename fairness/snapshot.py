@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from fairness.bound import bound_terms, spread
-from fairness.counters import Account, Ticket
+from fairness.counters import Account
 from fairness.credits import Replica
 from fairness.grants import Granter
 from fairness.metrics import PoolSnapshot, ReplicaSnapshot, TenantSnapshot, jain
@@ -28,13 +28,14 @@ def pool_snapshot(pool: Pool, granter: Granter) -> PoolSnapshot:
         service_milli=pool.service,
         missed=dict(tallies.missed),
         rate_milli=pool.rates.usual,
-        tenants=tuple(tenant_snapshot(a, pool.head(a)) for a in ledger.accounts.values()),
+        tenants=tuple(tenant_snapshot(a) for a in ledger.accounts.values()),
         replicas=tuple(replica_snapshot(replica) for replica in pool.replicas.values()),
     )
 
 
-def tenant_snapshot(account: Account, head: Ticket | None) -> TenantSnapshot:
-    """One account; `head` is its first waiting request."""
+def tenant_snapshot(account: Account) -> TenantSnapshot:
+    """One account."""
+    head = account.first
     return TenantSnapshot(
         tenant=account.tenant,
         weight_milli=account.terms.weight_milli,

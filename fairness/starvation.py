@@ -6,6 +6,7 @@ Here a late head may go early only out of a small share of the pool's own servic
 
 from bisect import insort
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -64,12 +65,15 @@ class UrgentLane:
     served: int = 0
     grants: int = 0
 
+    def cap(self, depth: int) -> None:
+        """The bucket holds no more than one largest request."""
+        self.level = min(self.level, UNIT * depth)
+
     def affords(self, cost: int, depth: int) -> bool:
-        """Whether a request of this cost may go; the bucket holds one largest request, `depth`.
+        """Whether a request of this cost may go.
 
         A request that costs more than a full bucket goes when it is full, and leaves a debt.
         """
-        self.level = min(self.level, UNIT * depth)
         return self.level >= UNIT * min(cost, depth)
 
     def lend(self, ticket: Ticket, cost: int) -> None:
@@ -105,7 +109,7 @@ class Deadlines:
 
     def __init__(self) -> None:
         self._running: list[Due] = []
-        self._overdue: list[Due] = []
+        self._overdue: deque[Due] = deque()
         self._unreported: list[Due] = []
 
     def start(self, ticket: Ticket) -> None:
@@ -114,23 +118,38 @@ class Deadlines:
             raise AssertionError(f"request {ticket.request} has no deadline")
         heappush(self._running, (ticket.deadline, ticket.arrival, ticket))
 
-    def advance(self, now: float) -> None:
+    def _advance(self, now: float) -> None:
         """Move what is due at `now` among the overdue."""
         while self._running and self._running[0][0] <= now:
             due = heappop(self._running)
             if _holds(due):
-                insort(self._overdue, due, key=_order)
+                self._put_in_order(due)
                 if not due[2].missed:
                     self._unreported.append(due)
 
-    def overdue(self) -> list[Ticket]:
-        """Requests past their deadline that still wait, oldest deadline first."""
-        if self._overdue:
-            self._overdue = [due for due in self._overdue if _holds(due)]
-        return [due[2] for due in self._overdue]
+    def _put_in_order(self, due: Due) -> None:
+        """Deadlines fall due in order, but for a request that comes back with an old one."""
+        if self._overdue and _order(due) < _order(self._overdue[-1]):
+            insort(self._overdue, due, key=_order)
+        else:
+            self._overdue.append(due)
 
-    def unreported(self) -> list[Ticket]:
-        """Those of them whose miss was not logged yet."""
+    def overdue(self, now: float) -> Iterator[Ticket]:
+        """Requests past their deadline that still wait, oldest deadline first.
+
+        Entries of those that left are dropped when they come to the front.
+        """
+        self._advance(now)
+        overdue = self._overdue
+        while overdue and not _holds(overdue[0]):
+            overdue.popleft()
+        for due in overdue:
+            if _holds(due):
+                yield due[2]
+
+    def unreported(self, now: float) -> list[Ticket]:
+        """Those of them whose miss was not logged yet; one may be named twice."""
+        self._advance(now)
         if self._unreported:
             self._unreported = sorted(
                 (due for due in self._unreported if _holds(due) and not due[2].missed), key=_order
