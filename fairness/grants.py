@@ -202,15 +202,20 @@ class Granter:
         )
 
     def _pin(self, choice: Choice) -> bool:
-        """Charge the misfit and hold a replica for it; false while that cannot be."""
+        """Charge the misfit and hold a replica for it; false while that cannot be.
+
+        The replica has the slots and lacks only KV: held for one more than its slots, its tenant
+        could have more in flight than N says.
+        """
         pool, account, ticket = self._pool, choice.account, choice.ticket
         able = [
             replica
             for replica in pool.replicas.values()
-            if replica.accepting and replica.could_hold(ticket, pool.config)
+            if replica.accepting
+            and replica.could_hold(ticket, pool.config)
+            and replica.has_slots(ticket.sequences, pool.config)
         ]
-        within = account.in_flight + ticket.sequences <= pool.ledger.credit
-        if pool.pinned is not None or not within or not able:
+        if pool.pinned is not None or not able:
             return False
         replica = min(able, key=lambda one: (one.lacks(ticket), one.in_flight, one.id))
         counter = account.counter
