@@ -49,7 +49,8 @@ class PoolQueue:
     """All requests of one pool; made and used on one event loop.
 
     `applied` sees every event with its effects, before they are acted on. It, `on_granted` and
-    `on_waited` (how a wait ended, and its seconds) must not call back.
+    `on_waited` (how a wait ended, and its seconds) must not call back. `missing` are the reasons
+    for which the pool is degraded now.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class PoolQueue:
         self._replicas: dict[ReplicaId, ReplicaCapacity] = {}
         self._forgotten_milli: dict[str, int] = {}
         self._service_milli: dict[str, int] = {}
+        self.missing: set[str] = set()
 
     # --- a request's life --------------------------------------------------------------------
 
@@ -207,12 +209,16 @@ class PoolQueue:
         self._apply(TenantChanged(self._clock(), str(tenant_id), terms))
 
     def degraded(self, reason: str) -> None:
-        """From here on the promises of fairness cannot be shown to hold; `reason` says why."""
-        self._apply(DegradedOn(self._clock(), reason))
+        """From here on something is missing that the promises rest on; idempotent."""
+        if reason not in self.missing:
+            self.missing.add(reason)
+            self._apply(DegradedOn(self._clock(), reason))
 
     def restored(self, reason: str) -> None:
-        """What was missing for `reason` is back."""
-        self._apply(DegradedOff(self._clock(), reason))
+        """What was missing for `reason` is back; idempotent."""
+        if reason in self.missing:
+            self.missing.discard(reason)
+            self._apply(DegradedOff(self._clock(), reason))
 
     def tick(self) -> None:
         """Time passed: requests expire, deadlines pass."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from engine.protocol import metrics as m
 from engine.protocol.instruments import Registry, Sample, SampleSource
 from fairness.metrics import PoolSnapshot
+from gateway.eventlog import EventLog
 from gateway.queue import PoolQueue
 
 MILLI = 1_000
@@ -95,16 +96,30 @@ def _counters(queue: PoolQueue) -> PerTenant:
     return ((one.tenant, one.counter / MILLI) for one in queue.snapshot().tenants)
 
 
+def register_logs(registry: Registry, logs: Mapping[str, EventLog]) -> None:
+    """Declare what the event logs say of themselves, by pool."""
+    registry.gauge(*m.JOURNAL_BACKLOG).callback(
+        lambda: [((), sum(log.backlog for log in logs.values()))]
+    )
+    registry.counter(*m.LOG_BYTES).callback(
+        lambda: (((pool,), log.bytes_written) for pool, log in logs.items())
+    )
+
+
 def register_process(
     registry: Registry,
     *,
     revision: Callable[[], int],
     store_up: Callable[[], bool],
+    degraded: Callable[[], Mapping[str, bool]],
     replicas_up: Callable[[], Iterable[tuple[str, bool]]],
 ) -> None:
     """Declare what the process says of itself."""
     registry.gauge(*m.CONFIG_VERSION).callback(lambda: [((), revision())])
     registry.gauge(*m.STORE_UP).callback(lambda: [(("database",), float(store_up()))])
+    registry.gauge(*m.DEGRADED).callback(
+        lambda: (((reason,), float(holds)) for reason, holds in degraded().items())
+    )
     registry.gauge(*m.REPLICA_UP).callback(
         lambda: (((name,), float(up)) for name, up in replicas_up())
     )

@@ -32,6 +32,7 @@ class GatewayMetrics:
         self._drops = registry.counter(*m.DROPS)
         self._passes = registry.counter(*m.PASSES)
         self._missed_deadlines = registry.counter(*m.MISSED_DEADLINES)
+        self._log_sync = registry.histogram(*m.LOG_SYNC)
         self._tokens = registry.counter(*m.TOKENS)
         self._disconnects = registry.counter(*m.DISCONNECTS)
         self._auth_failures = registry.counter(*m.AUTH_FAILURES)
@@ -82,6 +83,10 @@ class GatewayMetrics:
     def missed_deadline(self, pool: str, reason: str) -> None:
         """A head was not granted by its deadline."""
         self._missed_deadlines.labels(pool, reason).inc()
+
+    def log_synced(self, pool: str, seconds: float) -> None:
+        """A pool's event log was brought to disk; called by the one thread that does it."""
+        self._log_sync.labels(pool).observe(seconds)
 
     def rejected(self, dimension: str) -> None:
         """A limit refused a request."""

@@ -1,7 +1,7 @@
 """The composition root: everything one gateway process is made of, wired.
 
-`create_app` opens nothing but client sessions; `gateway.app` adds listeners, signals and the
-drain. Tests hand in their own store, keyring, text model and engines.
+`create_app` opens nothing but client sessions and the event log; `gateway.app` adds listeners,
+signals and the drain. Tests hand in their own store, keyring, text model and engines.
 """
 
 import asyncio
@@ -17,32 +17,25 @@ from engine.protocol.telemetry import Telemetry, TelemetryError, TelemetrySettin
 from engine.protocol.telemetry import setup as setup_telemetry
 from engine.protocol.text.errors import ModelFileError
 from engine.protocol.text.model import TextModel, load_text_model
-from fairness.dispatcher import Dispatcher
-from fairness.policy import FcfsPolicy, Policy, VtcPolicy
 from fairness.reservation import LimitBook
-from fairness.types import PoolConfig, Prices
+from gateway.active import ActiveRequests
 from gateway.admission import Admitted, Tokenizers, terms_of
 from gateway.auth import AuthConfig, Authenticator, StoreDown
-from gateway.decisions import Decisions
 from gateway.engines.http import HttpEngine
-from gateway.engines.monitor import ReplicaMonitor
 from gateway.engines.port import EngineClient
 from gateway.engines.request import CacheIdentity
 from gateway.errors import AuthUnavailable
 from gateway.guard import App, Guard
 from gateway.metering import Meter, UsageWriter
-from gateway.pool import Pool
+from gateway.pool import EVENT_LOG, Pool, make_pool
 from gateway.protocol import EdgeLimits
-from gateway.queue import PoolQueue
 from gateway.quotas import LIMIT_FIELDS, Quotas
-from gateway.readings import PoolReadings, register_process
-from gateway.routes.inference import ActiveRequests, Service
+from gateway.readings import PoolReadings, register_logs, register_process
+from gateway.routes.inference import Service
 from gateway.routes.operations import Operations, operations_app, socket_app
 from gateway.routes.public import public_app
-from gateway.settings import ConfigurationError, FairnessSettings, Settings
-from gateway.spelling import Spelling
+from gateway.settings import ConfigurationError, Settings
 from gateway.state.directory import Directory
-from gateway.streaming import Upstreams
 from gateway.telemetry import GatewayMetrics
 from gateway.tracing import RequestTrace
 from tenancy.db import Database
@@ -124,6 +117,11 @@ class Gateway:
         if self.service.meter.full:
             reasons.append("the backlog of usage rows is full")
         reasons += [
+            f"{name}: {reason}"
+            for name, pool in self.service.pools.items()
+            if (reason := pool.unrecorded) is not None
+        ]
+        reasons += [
             f"no replica of {name} is up"
             for name, pool in self.service.pools.items()
             if not any(pool.monitor.up.values())
@@ -153,6 +151,9 @@ class Gateway:
             await engine.close()
         if self._database is not None:
             await self._database.dispose()
+        for pool in self.service.pools.values():
+            if pool.log is not None:
+                pool.log.close()
         await asyncio.to_thread(self._telemetry.shutdown)
 
     async def left(self, tenant_id: UUID) -> dict[str, int | None] | None:
@@ -214,7 +215,7 @@ def create_app(
     text = text_model or load_tokenizer(settings)
     clients = engines or _engines(settings)
     quotas = Quotas(LimitBook(), time.monotonic)
-    pool = _pool(settings, text, clients, quotas, metrics)
+    pool = make_pool(settings, text, clients, quotas, metrics)
     pools = {pool.model: pool}
     auth = Authenticator(
         directory,
@@ -240,10 +241,12 @@ def create_app(
     )
     queues = {name: one.queue for name, one in pools.items()}
     PoolReadings(queues, metrics.label_of).register(registry)
+    register_logs(registry, {name: one.log for name, one in pools.items() if one.log is not None})
     register_process(
         registry,
         revision=lambda: auth.revision,
         store_up=lambda: auth.store_up,
+        degraded=lambda: {EVENT_LOG: any(EVENT_LOG in one.missing for one in queues.values())},
         replicas_up=lambda: [pair for one in pools.values() for pair in one.monitor.up.items()],
     )
     return Gateway(
@@ -281,56 +284,6 @@ def _engines(settings: Settings) -> dict[str, EngineClient]:
         address: HttpEngine(address, read_timeout_s=timeout_s)
         for address in settings.gateway.engines
     }
-
-
-def _pool(
-    settings: Settings,
-    text: TextModel,
-    engines: Mapping[str, EngineClient],
-    quotas: Quotas,
-    metrics: GatewayMetrics,
-) -> Pool:
-    name = text.model_id
-    decisions = Decisions(name, metrics)
-    queue = PoolQueue(
-        name,
-        Dispatcher(_pool_config(settings.fairness), _policy(settings.fairness)),
-        flush_interval_s=settings.fairness.flush_interval,
-        on_granted=quotas.granted,
-        on_waited=lambda outcome, seconds: metrics.waited(name, outcome, seconds),
-        applied=lambda _event, effects: decisions.note(effects),
-    )
-    monitor = ReplicaMonitor(
-        engines,
-        interval_s=settings.gateway.capacity_interval_s,
-        failures=settings.gateway.capacity_failures,
-        on_up=queue.replica_up,
-        on_lost=queue.replica_lost,
-    )
-    upstreams = Upstreams(engines, monitor.suspect)
-    return Pool(name, text, Spelling(text.tokenizer), queue, monitor, upstreams)
-
-
-def _pool_config(fairness: FairnessSettings) -> PoolConfig:
-    return PoolConfig(
-        prices=Prices(
-            uncached=round(fairness.w_p * 1_000),
-            cached=round(fairness.w_c * 1_000),
-            output=round(fairness.w_q * 1_000),
-        ),
-        lookahead=fairness.lookahead,
-        load_factor_milli=round(fairness.load_factor * 1_000),
-        ttl_s=fairness.ttl,
-        max_passes=fairness.max_passes,
-        slack_milli=round(fairness.slack * 1_000),
-        urgent_share_milli=round(fairness.urgent_share * 1_000),
-        t_min_s=fairness.shortest_deadline_s,
-        t_max_s=fairness.longest_deadline_s,
-    )
-
-
-def _policy(fairness: FairnessSettings) -> Policy:
-    return FcfsPolicy() if fairness.policy == "fcfs" else VtcPolicy()
 
 
 def _edge_limits(settings: Settings) -> EdgeLimits:

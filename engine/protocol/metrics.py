@@ -65,6 +65,9 @@ OVERHEAD_BUCKETS: Final[Buckets] = (
 STEP_BUCKETS: Final[Buckets] = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
+SYNC_BUCKETS: Final[Buckets] = (
+    *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0),
+)
 SCHEDULER_BUCKETS: Final[Buckets] = (
     *(0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1, 1.0),
 )
@@ -204,7 +207,13 @@ DEGRADED: Final = GaugeSpec(
     ("reason",),
 )
 JOURNAL_BACKLOG: Final = GaugeSpec(
-    "evenhand_journal_backlog", "Events of the fair queues that are not on disk yet."
+    "evenhand_journal_backlog", "Events of the fair queues that are not written yet."
+)
+LOG_BYTES: Final = CounterSpec(
+    "evenhand_log_bytes_total", "Bytes written to the event log.", ("pool",)
+)
+LOG_SYNC: Final = HistogramSpec(
+    "evenhand_log_sync_seconds", "Bringing the event log to disk, once.", SYNC_BUCKETS, ("pool",)
 )
 STRIPPED_HEADERS: Final = CounterSpec(
     "evenhand_stripped_headers_total",

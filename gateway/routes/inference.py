@@ -5,7 +5,6 @@ request object would hide it. Response headers are held until the engine has beg
 refusal keeps its own status.
 """
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Final
 
 from engine.protocol import shapes, sse
 from engine.protocol.errors import InvalidRequest
+from gateway.active import ActiveRequests
 from gateway.admission import Admitted, Route, Tokenizers, admit
 from gateway.auth import Authenticator
 from gateway.beginnings import beginnings
@@ -23,6 +23,7 @@ from gateway.errors import (
     GatewayError,
     Headers,
     LimitExceeded,
+    LogUnavailable,
     NoHealthyUpstream,
     Overloaded,
     PredictedWait,
@@ -58,39 +59,6 @@ SSE_HEADERS: Final = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-
-
-class ActiveRequests:
-    """Requests that hold a reservation, and whether new ones may join them."""
-
-    def __init__(self) -> None:
-        self._watches: dict[str, ClientWatch] = {}
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.draining = False
-
-    def __len__(self) -> int:
-        return len(self._watches)
-
-    def add(self, request_id: str, watch: ClientWatch) -> None:
-        """A request entered its watched scope."""
-        self._watches[request_id] = watch
-        self._idle.clear()
-
-    def discard(self, request_id: str) -> None:
-        """The request is settled."""
-        self._watches.pop(request_id, None)
-        if not self._watches:
-            self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Return when no request is left."""
-        await self._idle.wait()
-
-    def cut(self) -> None:
-        """End every request now: the drain deadline has passed."""
-        for watch in list(self._watches.values()):
-            watch.fire(ShuttingDown("The server is shutting down.", retry_after_s=1.0))
 
 
 @dataclass(slots=True)
@@ -142,6 +110,7 @@ class Inference:
         self._require_open()
         record.model = prepared.model
         pool = service.pools[prepared.model]
+        _require_recorded(pool)
         admitted = admit(
             prepared,
             context,
@@ -385,6 +354,11 @@ def _refusal(
     if reply.status != 429:
         return reply
     return Answer(reply.status, reply.body, reply.headers + quotas.headers(context))
+
+
+def _require_recorded(pool: Pool) -> None:
+    if pool.unrecorded is not None:
+        raise LogUnavailable("Grants cannot be recorded right now.", retry_after_s=5.0)
 
 
 def _outcome_of(error: GatewayError | InvalidRequest) -> Outcome:
