@@ -27,7 +27,7 @@ def granted(effects) -> list[str]:
 
 
 def test_the_prompt_is_charged_whole_at_grant_and_hits_are_taken_off(watch) -> None:
-    [grant] = enqueue(watch, "q", prompt=100)
+    [_, grant] = enqueue(watch, "q", prompt=100)
     assert grant.charge_milli == 100_000
     watch.corrected("q", 100, 96)
     assert watch.tenant("a").service_milli == 4 * 1000 + 96 * 100

@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.fairness.checker import Watch
-from tests.fairness.histories import HISTORIES
+from tests.fairness.histories import HISTORIES, watched
 
 
 @pytest.mark.parametrize("history", HISTORIES, ids=lambda history: history.__name__)
 def test_the_promises_hold_in(history) -> None:
-    history(Watch())
+    watched(history)
