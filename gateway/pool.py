@@ -54,20 +54,53 @@ class Pool:
         return None if self.log is None else self.log.reason
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A pool's queue, as its event log left it, and the log; None where nothing is recorded."""
+
+    queue: PoolQueue
+    policy: str
+    log: EventLog | None
+
+
+def open_queue(
+    settings: Settings, name: str, *, quotas: Quotas, metrics: GatewayMetrics
+) -> Recorded:
+    """Recover a pool's queue from its log. Raises ConfigurationError, and then nothing is open."""
+    fairness = settings.fairness
+    config, policy = pool_config(fairness), POLICIES[fairness.policy]()
+    log = _open_log(
+        settings,
+        name,
+        config,
+        policy,
+        metrics=metrics,
+        on_health=lambda reason: _tell(queue, reason),
+    )
+    decisions = Decisions(name, metrics)
+
+    def applied(event: Input, effects: tuple[Effect, ...]) -> None:
+        if log is not None:
+            log.append(event, effects)
+        decisions.note(effects)
+
+    queue = PoolQueue(
+        name,
+        Dispatcher(config, policy) if log is None else log.dispatcher,
+        flush_interval_s=fairness.flush_interval,
+        on_granted=quotas.granted,
+        on_waited=lambda outcome, seconds: metrics.waited(name, outcome, seconds),
+        applied=applied,
+        clock=pool_clock() if log is None else pool_clock(log.last_now),
+    )
+    return Recorded(queue, policy.name, log)
+
+
 def make_pool(
-    settings: Settings,
-    text: TextModel,
-    engines: Mapping[str, EngineClient],
-    quotas: Quotas,
-    metrics: GatewayMetrics,
+    settings: Settings, text: TextModel, engines: Mapping[str, EngineClient], recorded: Recorded
 ) -> Pool:
-    """Recover the pool from its event log and put its parts together. Raises ConfigurationError."""
-    name = text.model_id
-    policy = POLICIES[settings.fairness.policy]()
-    log = _open_log(settings, name, policy, metrics, lambda reason: _tell(queue, reason))
-    fresh = Dispatcher(pool_config(settings.fairness), policy)
-    dispatcher = fresh if log is None else log.dispatcher
-    queue = _queue(settings.fairness, name, dispatcher, log=log, quotas=quotas, metrics=metrics)
+    """The whole pool, over its queue."""
+    queue = recorded.queue
     monitor = ReplicaMonitor(
         engines,
         interval_s=settings.gateway.capacity_interval_s,
@@ -76,12 +109,12 @@ def make_pool(
         on_lost=queue.replica_lost,
     )
     return Pool(
-        model=name,
-        policy=policy.name,
+        model=text.model_id,
+        policy=recorded.policy,
         text=text,
         spelling=Spelling(text.tokenizer),
         queue=queue,
-        log=log,
+        log=recorded.log,
         monitor=monitor,
         upstreams=Upstreams(engines, monitor.suspect),
     )
@@ -90,57 +123,31 @@ def make_pool(
 def _open_log(
     settings: Settings,
     name: str,
+    config: PoolConfig,
     policy: Policy,
+    *,
     metrics: GatewayMetrics,
     on_health: Callable[[str | None], None],
 ) -> EventLog | None:
-    directory, fairness = settings.event_log_dir, settings.fairness
+    directory = settings.event_log_dir
     if directory is None:
         return None
     try:
         return EventLog.open(
             directory,
             name,
-            pool_config(fairness),
+            config,
             policy,
             now=time.time(),
             wall=time.time,
             incarnation=secrets.token_hex(8),
-            segment_bytes=fairness.segment_bytes,
-            keep_bytes=fairness.keep_bytes,
+            segment_bytes=settings.fairness.segment_bytes,
+            keep_bytes=settings.fairness.keep_bytes,
             on_health=on_health,
             on_synced=lambda seconds: metrics.log_synced(name, seconds),
         )
     except EventLogError as error:
         raise ConfigurationError(str(error)) from error
-
-
-def _queue(
-    fairness: FairnessSettings,
-    name: str,
-    dispatcher: Dispatcher,
-    *,
-    log: EventLog | None,
-    quotas: Quotas,
-    metrics: GatewayMetrics,
-) -> PoolQueue:
-    """The queue, at the log's time and into the log where there is one."""
-    decisions = Decisions(name, metrics)
-
-    def applied(event: Input, effects: tuple[Effect, ...]) -> None:
-        if log is not None:
-            log.append(event, effects)
-        decisions.note(effects)
-
-    return PoolQueue(
-        name,
-        dispatcher,
-        flush_interval_s=fairness.flush_interval,
-        on_granted=quotas.granted,
-        on_waited=lambda outcome, seconds: metrics.waited(name, outcome, seconds),
-        applied=applied,
-        clock=pool_clock() if log is None else pool_clock(log.last_now),
-    )
 
 
 def _tell(queue: PoolQueue, reason: str | None) -> None:

@@ -27,7 +27,7 @@ from gateway.engines.request import CacheIdentity
 from gateway.errors import AuthUnavailable
 from gateway.guard import App, Guard
 from gateway.metering import Meter, UsageWriter
-from gateway.pool import EVENT_LOG, Pool, make_pool
+from gateway.pool import EVENT_LOG, Pool, make_pool, open_queue
 from gateway.protocol import EdgeLimits
 from gateway.quotas import LIMIT_FIELDS, Quotas
 from gateway.readings import PoolReadings, register_logs, register_process
@@ -213,9 +213,15 @@ def create_app(
         store = database = Database(settings.effective_database_url)
     directory = Directory(store)
     text = text_model or load_tokenizer(settings)
-    clients = engines or _engines(settings)
+    if not (engines or settings.gateway.engines):
+        raise ConfigurationError(
+            "no engine is named: give --engine or set EVENHAND_GATEWAY__ENGINES"
+        )
     quotas = Quotas(LimitBook(), time.monotonic)
-    pool = make_pool(settings, text, clients, quotas, metrics)
+    # What can fail comes first: nothing after it leaves sessions or a locked log behind.
+    recorded = open_queue(settings, text.model_id, quotas=quotas, metrics=metrics)
+    clients = engines or _engines(settings)
+    pool = make_pool(settings, text, clients, recorded)
     pools = {pool.model: pool}
     auth = Authenticator(
         directory,
@@ -275,10 +281,6 @@ def load_tokenizer(settings: Settings) -> TextModel:
 
 
 def _engines(settings: Settings) -> dict[str, EngineClient]:
-    if not settings.gateway.engines:
-        raise ConfigurationError(
-            "no engine is named: give --engine or set EVENHAND_GATEWAY__ENGINES"
-        )
     timeout_s = settings.gateway.upstream_read_timeout_s
     return {
         address: HttpEngine(address, read_timeout_s=timeout_s)

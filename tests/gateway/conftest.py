@@ -110,8 +110,9 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def running_gateway(tmp_path, text_model, *, gateway=None, fairness=None, upstreams=1):
-    short = Path(tempfile.mkdtemp(prefix="eh"))  # a socket's path must be short
+async def running_gateway(text_model, *, gateway=None, fairness=None, folder=None):
+    """With `folder` it goes on where an earlier one stopped, under a new key of its tenant."""
+    short = folder or Path(tempfile.mkdtemp(prefix="eh"))  # a socket's path must be short
     settings = Settings(
         data_dir=short,
         gateway={
@@ -125,14 +126,18 @@ async def running_gateway(tmp_path, text_model, *, gateway=None, fairness=None, 
         | (gateway or {}),
         fairness=fairness or {},
     )
-    keyring = Keyring.create(settings.effective_keyring_file)
-    (short / "evenhand.db").write_bytes(migrated_database())
+    keyring = Keyring.load_or_create(settings.effective_keyring_file)
+    new = not (short / "evenhand.db").exists()
+    if new:
+        (short / "evenhand.db").write_bytes(migrated_database())
     database = Database(settings.effective_database_url)
     now = datetime.now(UTC)
     async with database.transaction() as repos:
-        tenant = await tenants.create(repos, "acme", now=now)
+        make = tenants.create(repos, "acme", now=now) if new else tenants.find(repos, "acme")
+        tenant = await make
         _, key = await tenants.issue_key(repos, keyring.pepper, tenant, now=now)
     async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(database.dispose)
         upstream = Upstream(MODEL)
         address = await stack.enter_async_context(serve(upstream, str(short / "engine.sock")))
         settings = settings.model_copy(
@@ -167,16 +172,16 @@ async def running_gateway(tmp_path, text_model, *, gateway=None, fairness=None, 
                 await client.close()
             stop.set()
             await task
-            await database.dispose()
-            shutil.rmtree(short)
+            if folder is None:
+                shutil.rmtree(short)
 
 
 @pytest.fixture
-async def gateway(tmp_path, text_model):
-    async with running_gateway(tmp_path, text_model) as running:
+async def gateway(text_model):
+    async with running_gateway(text_model) as running:
         yield running
 
 
 @pytest.fixture
-def make_gateway(tmp_path, text_model):
-    return lambda **options: running_gateway(tmp_path, text_model, **options)
+def make_gateway(text_model):
+    return lambda **options: running_gateway(text_model, **options)

@@ -8,7 +8,7 @@ KEY = b"k" * 32
 PROMPT = tuple(range(1_000))
 
 
-def hashes(prompt, namespace="mine", key=KEY, enabled=True):
+def hashes(prompt, namespace="mine", key=KEY, *, enabled=True):
     return beginnings(key, CacheIdentity(namespace, "owner", 1_000, enabled), prompt)
 
 
