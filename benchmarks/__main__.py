@@ -17,6 +17,7 @@ from benchmarks import (
     contention,
     decode,
     engine_speed,
+    fair_grants,
     gateway_overhead,
     prefix_ttft,
     scheduler_steps,
@@ -34,6 +35,7 @@ SECTIONS = {
     "contention": contention.run,
     "gateway_overhead": gateway_overhead.run,
     "scheduler_steps": scheduler_steps.run,
+    "fair_grants": fair_grants.run,
     "block_hashing": block_hashing.run,
     "simulator": simulator.run,
 }

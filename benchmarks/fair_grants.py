@@ -1,8 +1,9 @@
 """What a decision of the fair queue costs, in microseconds, and what an idle tenant costs in bytes.
 
-Every tenant is backlogged throughout: each keeps two requests waiting. One replica of 64 slots is
-full, so a request's end frees one slot, and the tenant with the smallest counter gets it. `grant` is
-that event, from the report of the end to the charged grant; `emit` charges one flush of tokens.
+Every tenant is backlogged throughout: each keeps two requests waiting, before a full replica of 64
+slots. `end` is a request's last report together with the grant it makes room for, `report` the same
+while the replica drains and nobody is granted, `grant` the difference. `emit` charges a flush of
+tokens, `enqueue` adds a request.
 """
 
 import gc
@@ -12,12 +13,21 @@ from pathlib import Path
 from statistics import median
 
 from fairness.dispatcher import Dispatcher
-from fairness.events import Emitted, Enqueued, Finished, Granted, ReplicaUp
+from fairness.events import (
+    Emitted,
+    Enqueued,
+    Finished,
+    Granted,
+    Input,
+    ReplicaDrained,
+    ReplicaUp,
+)
 from fairness.policy import VtcPolicy
 from fairness.types import PoolConfig, ReplicaCapacity, TenantTerms
 
 TENANTS = (10, 1_000, 10_000)
 GRANTS = 3_000
+ROUNDS = 25
 IDLE_TENANTS = 10_000
 TERMS = TenantTerms(1_000, 16, 2_048, 512)
 CAPACITY = ReplicaCapacity(64, 1 << 20)
@@ -36,7 +46,7 @@ class Load:
         for number in range(CAPACITY.slots + 1 + 2 * num_tenants):
             self.enqueue(f"tenant-{number % num_tenants}")
 
-    def apply(self, event: Enqueued | Emitted | Finished | ReplicaUp) -> float:
+    def apply(self, event: Input) -> float:
         """Seconds the dispatcher took; grants are remembered."""
         began = time.perf_counter()
         effects = self.dispatcher.apply(event)
@@ -55,9 +65,19 @@ class Load:
         grant = self.running.pop(0)
         return {
             "emit": self.apply(Emitted(self.now, grant.request, OUTPUT // 2)),
-            "grant": self.apply(Finished(self.now, grant.request, OUTPUT)),
+            "end": self.apply(Finished(self.now, grant.request, OUTPUT)),
             "enqueue": self.enqueue(grant.tenant),
         }
+
+    def reports(self) -> list[float]:
+        """The replica drains and empties, then fills again: seconds per end without a grant."""
+        self.apply(ReplicaDrained(self.now, "r"))
+        ended, self.running = self.running, []
+        took = [self.apply(Finished(self.now, grant.request, OUTPUT)) for grant in ended]
+        self.apply(ReplicaUp(self.now, "r", CAPACITY))
+        for grant in ended:
+            self.enqueue(grant.tenant)
+        return took
 
 
 def run(_model: Path) -> dict[str, object]:
@@ -76,10 +96,14 @@ def _microseconds(num_tenants: int) -> dict[str, float]:
     gc.collect()
     gc.disable()
     try:
+        reports = [took for _ in range(ROUNDS) for took in load.reports()]
         turns = [load.turn() for _ in range(GRANTS)]
     finally:
         gc.enable()
-    return {name: round(1e6 * median(turn[name] for turn in turns), 2) for name in turns[0]}
+    found = {name: median(turn[name] for turn in turns) for name in turns[0]}
+    found["report"] = median(reports)
+    found["grant"] = found["end"] - found["report"]
+    return {name: round(1e6 * seconds, 2) for name, seconds in found.items()}
 
 
 def _bytes_per_idle_tenant() -> int:

@@ -13,7 +13,7 @@ UNIT = 1_000
 """Weights are thousandths, so a charge in milli-units enters a counter this many times."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Caps:
     """Milli-units; a name with `_norm` is divided by the weight, rounded up.
 

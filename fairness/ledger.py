@@ -65,12 +65,14 @@ class Ledger:
         self._offer(account)
 
     def set_credit(self, credit: int) -> None:
-        """The pool's slots and look-ahead changed, and with them what every tenant can hold."""
+        """The pool's slots and look-ahead changed, and with them what tenants can hold at most."""
+        least = min(credit, self.credit)
         if credit == self.credit:
             return
         self.credit = credit
         for account in self.accounts.values():
-            self.set_terms(account, account.terms)
+            if account.terms.concurrency > least:  # else its own limit is what counts
+                self.set_terms(account, account.terms)
 
     def join(self, account: Account, now: float) -> bool:
         """The account became backlogged and rises to the floor; true if it was below.
