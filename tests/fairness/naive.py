@@ -1,274 +1,297 @@
 """The dispatcher's twin: nothing is cached, every sum is taken again, counters are fractions.
 
-Written from docs/fairness.md, not from the dispatcher. It shares only the event values.
+Written from the contract, not from the dispatcher. It shares only the event values.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from fractions import Fraction
-from hashlib import blake2b
-from math import ceil, floor
+from math import floor
 
 from fairness import events
-from fairness.types import PoolConfig, RefusalReason, TenantTerms
+from fairness.types import GrantReason, PassReason, PoolConfig, RefusalReason
+from tests.fairness.naive_lane import NaiveLane
+from tests.fairness.naive_state import PINNED, WAITING, Books, Work
 
 
-@dataclass
-class Work:
-    """One request; `where` is "waiting" or a replica."""
+class NaivePool(NaiveLane):
+    """`refuses` is the policy's word on arrivals: seconds to wait, or None."""
 
-    spec: events.Enqueued
-    order: int
-    since: float
-    where: str = "waiting"
-    lost: bool = False
-    paid: int | None = None
-    known: bool = False
-    prompt: int = 0
-    out: int = 0
-
-    @property
-    def cap(self) -> int:
-        return self.spec.sequences * self.spec.max_output_tokens
-
-    @property
-    def open(self) -> int:
-        return 0 if self.paid is None or (self.known and self.out) else self.paid
-
-    def blocks(self, size: int) -> int:
-        n = self.spec.sequences
-        return n * ceil(Fraction(self.prompt + ceil(Fraction(self.out, n)) + 1, size))
-
-
-@dataclass
-class Books:
-    terms: TenantTerms
-    c: Fraction
-    service: int = 0
-    joined: bool = False
-    extra: int = 0
-
-    @property
-    def phi(self) -> Fraction:
-        return Fraction(self.terms.weight_milli, 1000)
-
-    def charge(self, amount: int) -> None:
-        self.c += Fraction(amount) / self.phi
-        self.service += amount
-
-
-class NaivePool:
-    def __init__(self, config: PoolConfig, *, fair: bool = True) -> None:
-        self.config = config
-        self.fair = fair
-        self.work: dict[str, Work] = {}
-        self.books: dict[str, Books] = {}
-        self.replicas: dict[str, list] = {}
-        self.floor = 0
+    def __init__(
+        self,
+        config: PoolConfig,
+        *,
+        fair: bool = True,
+        refuses: Callable[[float, str], float | None] = lambda now, tenant: None,
+    ) -> None:
+        super().__init__(config, fair=fair)
+        self.refuses = refuses
         self.orders = 0
-        self.out: list = []
-        self.now = 0.0
-
-    # --- derived, always from scratch ---
-
-    def waiting(self, tenant=None) -> list[Work]:
-        rows = [w for w in self.work.values() if w.where == "waiting"]
-        rows = [w for w in rows if tenant in {None, w.spec.tenant}]
-        return sorted(rows, key=lambda w: w.order)
-
-    def flying(self, tenant=None) -> list[Work]:
-        rows = [w for w in self.work.values() if w.where != "waiting"]
-        return [w for w in rows if tenant in {None, w.spec.tenant}]
-
-    def sequences(self, rows) -> int:
-        return sum(w.spec.sequences for w in rows)
-
-    def unsettled(self, tenant) -> int:
-        return sum(w.open for w in self.work.values() if w.spec.tenant == tenant)
-
-    def s(self, tenant) -> Fraction:
-        books = self.books[tenant]
-        return books.c - Fraction(self.unsettled(tenant)) / books.phi
-
-    def backlogged(self, tenant) -> bool:
-        queue = self.waiting(tenant)
-        if not queue:
-            return False
-        held = self.sequences(self.flying(tenant)) + queue[0].spec.sequences
-        return held <= self.books[tenant].terms.concurrency
-
-    def contenders(self) -> list[str]:
-        return sorted(t for t in self.books if self.backlogged(t))
-
-    def on(self, replica) -> list[Work]:
-        return [w for w in self.flying() if w.where == replica and not w.lost]
-
-    def room(self, replica, w: Work, *, empty: bool = False) -> bool:
-        capacity, accepting = self.replicas[replica]
-        held = [] if empty else self.on(replica)
-        if not accepting:
-            return False
-        sequences = self.sequences(held) + w.spec.sequences
-        blocks = sum(h.blocks(capacity.block_size) for h in held) + w.blocks(capacity.block_size)
-        if held:
-            blocks += self.config.growth_blocks * sequences
-        return (
-            sequences <= capacity.slots + self.config.lookahead
-            and blocks <= capacity.kv_tokens // capacity.block_size
-        )
-
-    def place(self, w: Work):
-        up = [r for r in self.replicas if self.replicas[r][1]]
-        fitting = sorted(r for r in up if self.room(r, w))
-        if not fitting:
-            return None
-        load = {r: self.sequences(self.on(r)) for r in up}
-        if w.spec.affinity:
-            mean = Fraction(sum(load.values()), len(up))
-            liked = max(up, key=lambda r: _hash(w.spec.affinity, r))
-            if liked in fitting and load[liked] <= ceil(
-                mean * Fraction(self.config.load_factor_milli, 1000)
-            ):
-                return liked
-        return min(fitting, key=lambda r: (load[r], r))
+        self.stopped_at: str | None = None
+        self.misfits = 0
+        self.overtakes_max = 0
 
     # --- the fold ---
 
     def apply(self, event) -> tuple:
         self.out, self.now = [], event.now
-        for w in sorted(self.waiting(), key=lambda w: (w.since + self.config.ttl_s, w.order)):
-            if w.since + self.config.ttl_s <= self.now:
-                up = sum(accepting for _, accepting in self.replicas.values())
-                self.withdraw(w)
-                self.out.append(events.Expired(self.now, w.spec.request, w.spec.tenant, up))
+        self.read_meter()
+        self.expire()
         getattr(self, "on_" + type(event).__name__.lower())(event)
-        self.grant()
-        for tenant in sorted(self.books, key=lambda t: (floor(self.books[t].c), t)):
-            idle = not any(w.spec.tenant == tenant for w in self.work.values())
-            if idle and floor(self.books[tenant].c) <= self.floor:
-                books = self.books.pop(tenant)
-                self.out.append(events.Forgotten(self.now, tenant, books.service))
+        self.grant_all()
+        self.note_misses()
+        self.forget()
         return tuple(self.out)
 
+    def expire(self) -> None:
+        ttl = self.config.ttl_s
+        for w in sorted(self.unsent(), key=lambda w: (w.spec.now + ttl, w.order)):
+            if w.spec.now + ttl <= self.now:
+                self.withdraw(w)
+                up = len(self.accepting())
+                self.out.append(events.Expired(self.now, w.spec.request, w.spec.tenant, up))
+
     def look(self) -> None:
-        """Lift whoever just became backlogged."""
+        """Say what has become of the tenants since they were last looked at."""
         for tenant in sorted(self.books):
-            books, backlogged = self.books[tenant], self.backlogged(tenant)
-            if backlogged and not books.joined and books.c < self.floor:
+            books, state = self.books[tenant], self.state(tenant)
+            before, books.state = books.state, state
+            if state == "blocked" != before:
+                self.out.append(events.Blocked(self.now, tenant))
+                self.stop_clock(self.waiting(tenant)[0])
+            if state != "backlogged":
+                continue
+            if before == "blocked":
+                self.out.append(events.Unblocked(self.now, tenant))
+            if before != "backlogged" and books.c < self.floor:
                 books.c = Fraction(self.floor)
                 self.out.append(events.Lifted(self.now, tenant, self.floor))
-            books.joined = backlogged
+            head = self.waiting(tenant)[0]
+            if head.deadline is None:
+                self.give_deadline(head)
 
-    def raise_floor(self) -> None:
-        if tenants := self.contenders():
-            self.floor = max(self.floor, *(min(floor(self.s(t)) for t in tenants),) * 2)
+    def forget(self) -> None:
+        for tenant in sorted(self.books, key=lambda t: (self.books[t].counter, t)):
+            if not self.rows(tenant) and self.books[tenant].counter <= self.floor:
+                books = self.books.pop(tenant)
+                self.forgotten_service += books.service
+                self.out.append(events.Forgotten(self.now, tenant, books.service))
 
-    def grant(self) -> None:
-        self.raise_floor()
-        while tenants := self.contenders():
-            if self.fair:
-                tenant = min(tenants, key=lambda t: (floor(self.books[t].c), t))
-            else:
-                tenant = min(tenants, key=lambda t: self.waiting(t)[0].order)
-            w = self.waiting(tenant)[0]
-            replica = self.place(w)
-            if replica is None:
+    # --- grants ---
+
+    def grant_all(self) -> None:
+        while True:
+            self.dispatch()
+            if tenants := self.contenders():
+                self.floor = max(self.floor, min(floor(self.settled(t)) for t in tenants))
+            least = self.least()
+            if least is None:
+                self.stopped_at = None
                 return
-            w.where, w.lost = replica, False
-            fee = 0
-            if w.paid is None:
-                fee = w.paid = self.config.prices.uncached * w.spec.prompt_tokens
-                self.books[tenant].charge(fee)
-            self.out.append(events.Granted(self.now, w.spec.request, tenant, replica, fee))
+            w, replica = self.choose(least)
+            if not self.grant_one(least, w, replica):
+                self.stop(w)
+                return
+
+    def grant_one(self, least, w: Work, replica) -> bool:
+        """Grant or pin one request; False if the pool has to stop at `w`."""
+        if replica is None and w.passes >= self.config.max_passes:
+            if not self.pinnable(w):
+                return False
+            self.pin(w)
+            return True
+        reason, choice = GrantReason.URGENT, self.urgent(least)
+        if choice is None:
+            if replica is not None:
+                self.grant(w, replica, GrantReason.TURN, least)
+                return True
+            reason, choice = GrantReason.PASS, self.passer(least)
+        if choice is None:
+            return False
+        if replica is None:
+            w.passes += 1
+            self.note_pass(w, choice[0], w.passes, PassReason.MISFIT)
+        self.grant(*choice, reason, least)
+        return True
+
+    def passer(self, least) -> tuple[Work, str] | None:
+        """Whoever, near enough to `least`, comes next and fits."""
+        others = [t for t in self.contenders() if t != least and self.within_slack(t, least)]
+        for tenant in sorted(others, key=lambda t: (self.rank(t), t)):
+            w, replica = self.choose(tenant)
+            if replica is not None:
+                return w, replica
+        return None
+
+    def note_pass(self, w: Work, by: Work, passes: int, reason: PassReason) -> None:
+        self.overtakes_max = max(self.overtakes_max, passes)
+        self.out.append(
+            events.Passed(self.now, w.spec.request, w.spec.tenant, by.spec.request, passes, reason)
+        )
+
+    def grant(self, w: Work, replica, reason: GrantReason, least) -> None:
+        head = self.waiting(w.spec.tenant)[0]
+        if w is not head:
+            head.overtakes += 1
+            self.note_pass(head, w, head.overtakes, PassReason.LOCALITY)
+        if reason is GrantReason.URGENT:
+            self.enter_lane(w)
+        counters = self.books[w.spec.tenant].counter, self.books[least].counter
+        fee = self.take(w, replica)
+        self.out.append(
+            events.Granted(self.now, w.spec.request, w.spec.tenant, replica, fee, reason, *counters)
+        )
+        self.look()
+
+    def take(self, w: Work, where: str) -> int:
+        """Charge its prompt, unless that was done before, and count it as in flight."""
+        fee = 0
+        if w.paid is None:
+            fee = w.paid = self.config.prices.uncached * w.spec.prompt_tokens
+            self.book(self.books[w.spec.tenant], fee)
+        w.where, w.lost = where, False
+        self.touch(w)
+        return fee
+
+    def stop(self, w: Work) -> None:
+        starved = any(self.has_slots(r, w, self.load(r)) for r in self.free())
+        before, self.stopped_at = self.stopped_at, w.spec.request if starved else None
+        self.misfits += self.stopped_at not in {None, before}
+
+    # --- the pin ---
+
+    def pinnable(self, w: Work) -> list[str]:
+        """Replicas that have the slots for it and lack only KV; none while another is pinned."""
+        if self.pinned():
+            return []
+        return [r for r in self.homes(w) if self.has_slots(r, w, self.load(r))]
+
+    def pin(self, w: Work) -> None:
+        w.hold = min(
+            self.pinnable(w),
+            key=lambda r: (-self.spare_blocks(r, w, self.on(r)), self.load(r), r),
+        )
+        counter = self.books[w.spec.tenant].counter
+        fee = self.take(w, PINNED)
+        self.out.append(
+            events.Pinned(self.now, w.spec.request, w.spec.tenant, w.hold, fee, counter, counter)
+        )
+        self.look()
+
+    def dispatch(self) -> None:
+        w = self.pinned()
+        if w and self.room(w.hold, w):
+            w.where = w.hold
+            self.out.append(events.Dispatched(self.now, w.spec.request, w.spec.tenant, w.hold))
+
+    def unpin_homeless(self) -> None:
+        w = self.pinned()
+        if w and w.hold not in self.homes(w):
+            w.where = WAITING
+            self.out.append(events.Unpinned(self.now, w.spec.request, w.spec.tenant))
             self.look()
-            self.raise_floor()
+
+    # --- requests ---
+
+    def sent(self, request) -> Work | None:
+        w = self.work.get(request)
+        return w if w is not None and w.where not in {WAITING, PINNED} else None
+
+    def unsent(self, tenant=None) -> list[Work]:
+        rows = [w for w in self.rows(tenant) if w.where in {WAITING, PINNED}]
+        return sorted(rows, key=lambda w: w.place_in_line)
 
     def on_enqueued(self, e) -> None:
         if e.request in self.work:
             return
-        w = Work(e, self.orders, e.now, prompt=e.prompt_tokens)
+        w = Work(e, self.orders, e.prompt_tokens)
         self.orders += 1
-        if e.tenant in self.books:
-            self.on_tenantchanged(events.TenantChanged(e.now, e.tenant, e.terms))
-        reason = None
-        if e.prompt_tokens > e.terms.max_prompt_tokens:
-            reason = RefusalReason.PROMPT_LIMIT
-        elif e.max_output_tokens > e.terms.max_output_tokens:
-            reason = RefusalReason.OUTPUT_LIMIT
-        elif e.sequences > e.terms.concurrency:
-            reason = RefusalReason.CONCURRENCY
-        elif self.homeless(w):
-            reason = RefusalReason.NO_REPLICA_FITS
-        if reason:
-            self.out.append(events.Refused(e.now, e.request, e.tenant, reason))
+        self.on_tenantchanged(e)
+        if refusal := self.refusal(w):
+            self.refuse(w, *refusal)
             return
         if e.tenant not in self.books:
             self.books[e.tenant] = Books(e.terms, Fraction(self.floor))
         self.work[e.request] = w
         self.look()
 
-    def homeless(self, w) -> bool:
-        up = [r for r in self.replicas if self.replicas[r][1]]
-        return bool(up) and not any(self.room(r, w, empty=True) for r in up)
+    def refusal(self, w: Work) -> tuple[RefusalReason, float | None] | None:
+        e = w.spec
+        if e.prompt_tokens > e.terms.max_prompt_tokens:
+            return RefusalReason.PROMPT_LIMIT, None
+        if e.max_output_tokens > e.terms.max_output_tokens:
+            return RefusalReason.OUTPUT_LIMIT, None
+        if e.sequences > e.terms.concurrency:
+            return RefusalReason.CONCURRENCY, None
+        if self.homeless(w):
+            return RefusalReason.NO_REPLICA_FITS, None
+        seconds = self.refuses(self.now, e.tenant)
+        if seconds is not None:
+            return RefusalReason.RATE, seconds
+        excess = self.predicted_wait(e.tenant) - self.config.ttl_s
+        return (RefusalReason.PREDICTED_WAIT, max(1.0, excess)) if excess > 0 else None
 
-    def in_flight(self, request):
-        w = self.work.get(request)
-        return w if w is not None and w.where != "waiting" else None
+    def refuse(self, w: Work, reason: RefusalReason, seconds: float | None = None) -> None:
+        self.out.append(events.Refused(self.now, w.spec.request, w.spec.tenant, reason, seconds))
 
     def on_corrected(self, e) -> None:
-        if not (w := self.in_flight(e.request)):
+        if not (w := self.sent(e.request)):
             return
-        books = self.books[w.spec.tenant]
+        books, prices = self.books[w.spec.tenant], self.config.prices
         if not w.known:
             books.extra += max(0, e.prompt_tokens - w.spec.prompt_tokens)
         tokens = min(e.prompt_tokens, w.spec.prompt_tokens)
         hits = min(e.cached_tokens, tokens)
-        prices = self.config.prices
         price = prices.uncached * (tokens - hits) + prices.cached * hits
         if w.open and price < w.paid:
-            books.charge(price - w.paid)
+            self.book(books, price - w.paid)
             w.paid = price
         w.known, w.prompt = True, e.prompt_tokens
         self.look()
 
     def on_emitted(self, e) -> None:
-        if not (w := self.in_flight(e.request)):
+        if not (w := self.sent(e.request)):
             return
         new = min(e.output_tokens, w.cap)
         if new > w.out:
-            self.books[w.spec.tenant].charge(self.config.prices.output * (new - w.out))
+            self.book(self.books[w.spec.tenant], self.config.prices.output * (new - w.out))
             w.out = new
         self.look()
 
     def on_finished(self, e) -> None:
         self.on_emitted(e)
-        if w := self.in_flight(e.request):
+        if w := self.sent(e.request):
             self.books[w.spec.tenant].extra += max(0, e.output_tokens - w.cap)
-            del self.work[e.request]
-        self.look()
+            self.note_length(w)
+            self.end(w)
 
     def on_notstarted(self, e) -> None:
-        if w := self.in_flight(e.request):
+        if w := self.sent(e.request):
             if not w.out:
-                self.books[w.spec.tenant].charge(-w.paid)
-            del self.work[e.request]
-        self.look()
+                self.refund(w)
+            self.end(w)
 
     def on_requeued(self, e) -> None:
-        w = self.in_flight(e.request)
+        w = self.sent(e.request)
         if w and not w.out:
-            w.where = "waiting"
-        self.look()
+            self.leave_lane(w)
+            w.where = WAITING
+            self.look()
 
     def on_cancelled(self, e) -> None:
         w = self.work.get(e.request)
-        if w and w.where == "waiting":
+        if w and w in self.unsent():
             self.withdraw(w)
 
-    def withdraw(self, w) -> None:
-        if w.paid:
-            self.books[w.spec.tenant].charge(-w.paid)
+    def withdraw(self, w: Work) -> None:
+        self.refund(w)
+        self.end(w)
+
+    def end(self, w: Work) -> None:
+        self.leave_lane(w)
         del self.work[w.spec.request]
         self.look()
+
+    # --- the pool ---
 
     def on_tenantchanged(self, e) -> None:
         books = self.books.get(e.tenant)
@@ -277,43 +300,53 @@ class NaivePool:
         ratio = Fraction(books.terms.weight_milli, e.terms.weight_milli)
         books.c = self.floor + (books.c - self.floor) * ratio
         books.terms = e.terms
-        for w in self.waiting(e.tenant):
+        for w in self.unsent(e.tenant):
             if w.spec.sequences > e.terms.concurrency:
                 self.withdraw(w)
-                self.out.append(
-                    events.Refused(e.now, w.spec.request, e.tenant, RefusalReason.CONCURRENCY)
-                )
+                self.refuse(w, RefusalReason.CONCURRENCY)
         self.look()
 
     def on_replicaup(self, e) -> None:
         if self.replicas.get(e.replica) != [e.capacity, True]:
             self.replicas[e.replica] = [e.capacity, True]
-            self.evict_homeless()
+            self.recount()
 
     def on_replicadrained(self, e) -> None:
         if e.replica in self.replicas:
             self.replicas[e.replica][1] = False
-            self.evict_homeless()
+            self.recount()
 
     def on_replicalost(self, e) -> None:
-        if self.replicas.pop(e.replica, None):
-            for w in sorted(self.flying(), key=lambda w: w.order):
-                if w.where == e.replica and not w.lost:
-                    w.lost = True
-                    if not w.out:
-                        w.where = "waiting"
-                        self.look()
-            self.evict_homeless()
+        if e.replica not in self.replicas:
+            return
+        held = sorted(self.on(e.replica), key=lambda w: w.order)
+        del self.replicas[e.replica]
+        self.unpin_homeless()
+        for w in held:
+            w.lost = True
+            self.on_requeued(events.Requeued(self.now, w.spec.request))
+        self.recount()
+
+    def recount(self) -> None:
+        """What replicas can hold has changed."""
+        self.unpin_homeless()
+        self.credit = sum(c.slots + self.config.lookahead for c, _ in self.replicas.values())
+        for w in sorted(self.waiting(), key=lambda w: w.order):
+            if self.homeless(w):
+                self.withdraw(w)
+                self.refuse(w, RefusalReason.NO_REPLICA_FITS)
+
+    def on_restarted(self, e) -> None:
+        for w in sorted(self.rows(), key=lambda w: w.order):
+            if not w.out:
+                self.refund(w)
+            self.leave_lane(w)
+        self.work, self.replicas, self.prefixes = {}, {}, []
+        self.credit, self.window = 0, None
+        for books in self.books.values():
+            books.state = "idle"
 
     def on_ticked(self, e) -> None:
         pass
 
-    def evict_homeless(self) -> None:
-        for w in self.waiting():
-            if self.homeless(w):
-                self.withdraw(w)
-                self.out.append(events.Refused(self.now, w.spec.request, w.spec.tenant))
-
-
-def _hash(affinity: int, replica: str) -> tuple:
-    return blake2b(f"{affinity}/{replica}".encode(), digest_size=8).digest(), replica
+    on_degradedon = on_degradedoff = on_ticked
