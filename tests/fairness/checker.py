@@ -71,6 +71,7 @@ class Watch:
         for effect in effects:  # what waited too long goes before the event is taken
             if type(effect) is events.Expired:
                 self.waits.see_expired(effect)
+        self.waits.check_ttl()
         books.take(event)
         for effect in effects:
             see = self._see.get(type(effect))

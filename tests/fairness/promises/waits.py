@@ -26,12 +26,14 @@ class Waits:
         self.books.withdraw(seen)
 
     def check(self) -> None:
-        self._check_ttl()
         self._check_misses()
         self._check_share()
 
-    def _check_ttl(self) -> None:
-        """Requests are kept in the order of their arrival, so the first that is young ends it."""
+    def check_ttl(self) -> None:
+        """Before the event is taken: one that it sends back too old may still be granted.
+
+        Requests are kept in the order of their arrival, so the first that is young ends it.
+        """
         books = self.books
         for seen in books.live.values():
             if seen.spec.now + books.config.ttl_s > books.now:
