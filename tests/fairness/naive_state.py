@@ -239,9 +239,9 @@ class NaiveState:
     # --- which of a tenant's own ---
 
     def touch(self, w: Work) -> None:
-        for mark in w.spec.prefix:
-            self.prefixes = [x for x in self.prefixes if x != mark] + [mark]
-            self.prefixes = self.prefixes[-KNOWN_PREFIXES:]
+        fresh = set(w.spec.prefix)
+        old = [mark for mark in self.prefixes if mark not in fresh]
+        self.prefixes = [*old, *w.spec.prefix][-KNOWN_PREFIXES:]
 
     def known_prefix(self, w: Work) -> int:
         known = set(self.prefixes)

@@ -13,6 +13,7 @@ from fairness.types import (
     MissReason,
     PassReason,
     PoolConfig,
+    Prices,
     RefusalReason,
     ReplicaCapacity,
     TenantTerms,
@@ -20,7 +21,7 @@ from fairness.types import (
 from tests.fairness.naive_state import PINNED, WAITING, Work
 from tests.fairness.twins import Twins
 
-STEPS = 500
+STEPS = 400
 SEEDS = 3
 
 # Little time, few passes and a large urgent budget, so that every rule has its occasion.
@@ -31,6 +32,8 @@ CONFIGS = [
     CONFIG,
     replace(CONFIG, urgent_share_milli=20, t_max_s=0.2, ttl_s=3.0),
     replace(CONFIG, max_passes=2, slack_milli=30, t_min_s=0.01, t_max_s=5.0),
+    # Nothing divides evenly.
+    replace(CONFIG, prices=Prices(997, 101, 2003), slack_milli=777, lookahead=2, growth_blocks=0),
 ]
 TERMS = {
     "a": TenantTerms(1000, 9, 64, 32),
@@ -210,3 +213,22 @@ def test_a_checkpoint_after_every_event_changes_nothing() -> None:
 @pytest.mark.parametrize("what", OCCASIONS)
 def test_the_walks_give_every_rule_its_occasion(what) -> None:
     assert sum(walked(seed, config)[what] for seed in range(SEEDS) for config in CONFIGS) >= 3
+
+
+def test_only_the_latest_prefixes_are_known() -> None:
+    twins, terms = Twins(PoolConfig()), TERMS["a"]
+    twins.send(events.ReplicaUp(0.0, "r", ReplicaCapacity(1, 640)))
+
+    def enqueue(name, *prefix) -> None:
+        twins.send(events.Enqueued(0.0, name, "a", terms, 8, 1, prefix=prefix))
+
+    for i in range(6):
+        enqueue(f"long{i}", *range(1000 * i, 1000 * (i + 1)))
+        twins.send(events.Finished(0.0, f"long{i}", 1))
+    for name in ("running", "beside", "head"):
+        enqueue(name)
+    enqueue("too old", 6000 - 4096 - 1)
+    enqueue("known", 6000 - 4096)
+    twins.send(events.Finished(0.0, "running", 1))
+    assert twins.twin.work["known"].where == "r"
+    assert twins.twin.work["head"].where == WAITING
