@@ -213,6 +213,8 @@ class Dispatcher:
         ticket = self._in_flight(request)
         if ticket is not None and not ticket.output_tokens:
             self.pool.land_and_wait(ticket)
+            if (reason := self._misplaced(ticket)) is not None:  # its true prompt may be longer
+                self._refuse(ticket, reason)
 
     def _cancel(self, request: RequestId) -> None:
         ticket = self.pool.tickets.get(request)

@@ -115,6 +115,7 @@ class Books(Standing):
         if seen is not None and not seen.out:
             self._land(seen)
             self._wait_again(seen)
+            self._withdraw_refused()
 
     def withdraw(self, seen: Seen) -> None:
         """A waiting or pinned request ends; what it was charged is given back."""
@@ -246,12 +247,6 @@ class Books(Standing):
         for account in self.accounts.values():
             account.limit(self.config, self.credit)
         self._withdraw_refused()
-        for seen in self.live.values():
-            demand(
-                seen.replica is not None or not self.homeless(seen),
-                "what no replica can hold any more does not wait",
-                seen.spec.request,
-            )
 
     def _on_restarted(self, event) -> None:
         """All requests and replicas are gone; what had begun keeps its charge."""

@@ -96,6 +96,9 @@ class Watch:
         self.bounds.check_live(self.snapshot)
         self._check_pool()
         self._check_tenants()
+        for seen in self.live.values():
+            homeless = seen.replica is None and self.books.homeless(seen)
+            demand(not homeless, "what no replica can ever hold does not wait", seen.spec)
 
     def __getattr__(self, name: str):
         """`watch.enqueued(request=...)` applies `Enqueued(now=..., request=...)`."""

@@ -273,9 +273,15 @@ class NaivePool(NaiveLane):
     def on_requeued(self, e) -> None:
         w = self.sent(e.request)
         if w and not w.out:
-            self.leave_lane(w)
-            w.where = WAITING
-            self.look()
+            self.send_back(w)
+            if self.homeless(w):
+                self.withdraw(w)
+                self.refuse(w, RefusalReason.NO_REPLICA_FITS)
+
+    def send_back(self, w: Work) -> None:
+        self.leave_lane(w)
+        w.where = WAITING
+        self.look()
 
     def on_cancelled(self, e) -> None:
         w = self.work.get(e.request)
@@ -324,7 +330,8 @@ class NaivePool(NaiveLane):
         self.unpin_homeless()
         for w in held:
             w.lost = True
-            self.on_requeued(events.Requeued(self.now, w.spec.request))
+            if not w.out:
+                self.send_back(w)
         self.recount()
 
     def recount(self) -> None:
