@@ -5,10 +5,26 @@ other refuses to go on from the first.
 """
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
+from fairness import checkpoint
+from fairness.checkpoint import CheckpointError
 from fairness.codec import is_input, kind
 from fairness.dispatcher import Dispatcher
 from fairness.events import Effect, Event, Input
+from fairness.journal import Header
+from fairness.policy import FcfsPolicy, Policy, VtcPolicy
+
+POLICIES: dict[str, type[Policy]] = {one.name: one for one in (VtcPolicy, FcfsPolicy)}
+
+
+def restored(header: Header, state: Mapping[str, Any]) -> Dispatcher:
+    """The dispatcher of this state under a header's settings. Raises CheckpointError."""
+    policy = POLICIES.get(header.policy)
+    if policy is None:
+        raise CheckpointError(f"no policy of the name {header.policy!r} is known")
+    return checkpoint.load(header.config, policy(), state)
 
 
 class Replay:

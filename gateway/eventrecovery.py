@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairness import checkpoint
 from fairness.checkpoint import CheckpointError
 from fairness.dispatcher import Dispatcher
 from fairness.events import Event, Restarted
 from fairness.journal import Header, LineError, Sealer, read_entries, read_header
-from fairness.policy import FcfsPolicy, Policy, VtcPolicy
-from fairness.replay import Replay, described
+from fairness.replay import Replay, described, restored
 from gateway.eventfiles import (
     PART,
     SUFFIX,
@@ -28,8 +26,6 @@ from gateway.eventfiles import (
 )
 
 log = logging.getLogger(__name__)
-
-POLICIES: dict[str, type[Policy]] = {one.name: one for one in (VtcPolicy, FcfsPolicy)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +53,6 @@ def recover(directory: Path) -> Recovered | None:
     _settle_part(directory)
     known = segments(directory)
     return _replayed(known[-1]) if known else None
-
-
-def policy_named(name: str) -> Policy:
-    """The policy that a header names. Raises EventLogError."""
-    if name not in POLICIES:
-        raise EventLogError(f"the log was written under policy {name!r}, which is not known here")
-    return POLICIES[name]()
 
 
 def _settle_part(directory: Path) -> None:
@@ -110,7 +99,7 @@ def _replayed(segment: Segment) -> Recovered:
     lines = _WholeLines(segment)
     try:
         header, digest = read_header(next(lines, b""))
-        replay = Replay(checkpoint.load(header.config, policy_named(header.policy), header.state))
+        replay = Replay(restored(header, header.state))
         sealer, epoch, last_now = Sealer(header.sequence, digest), header.epoch, header.now
         for entry in read_entries(digest, lines):
             _check(segment, entry.line, entry.sequence == sealer.sequence, entry.event, "number")

@@ -10,6 +10,7 @@ from engine.protocol.text.model import TextModel
 from fairness.dispatcher import Dispatcher
 from fairness.events import Effect, Input
 from fairness.policy import Policy
+from fairness.replay import POLICIES
 from fairness.types import PoolConfig, Prices
 from gateway.clock import pool_clock
 from gateway.decisions import Decisions
@@ -17,7 +18,6 @@ from gateway.engines.monitor import ReplicaMonitor
 from gateway.engines.port import EngineClient
 from gateway.eventfiles import EventLogError
 from gateway.eventlog import EventLog
-from gateway.eventrecovery import POLICIES
 from gateway.queue import PoolQueue
 from gateway.quotas import Quotas
 from gateway.settings import ConfigurationError, FairnessSettings, Settings
