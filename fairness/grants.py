@@ -42,6 +42,7 @@ class Granter:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._most_passes = pool.config.max_passes
+        self._nobody_passes: tuple[Account, int] | None = None
         self.stopped_at: RequestId | None = None
         self.tallies = Tallies()
 
@@ -170,9 +171,14 @@ class Granter:
     # --- misfits -------------------------------------------------------------------------------
 
     def _passer(self, turn: Account) -> Choice | None:
-        """The first tenant in order, other than the turn's, within its slack and with room."""
-        ledger = self._pool.ledger
+        """The first tenant in order, other than the turn's, within its slack and with room.
+
+        All backlogged tenants are looked at, but not again while nothing changed that matters.
+        """
+        pool, ledger = self._pool, self._pool.ledger
         first = ledger.rank(turn)
+        if not pool.stirred and self._nobody_passes == (turn, first):
+            return None
         ranked = sorted(
             (rank, account.tenant)
             for account in ledger.accounts.values()
@@ -184,6 +190,7 @@ class Granter:
             choice = self._choose(ledger.accounts[tenant])
             if choice.replica is not None:
                 return choice
+        self._nobody_passes, pool.stirred = (turn, first), False
         return None
 
     def _pass_misfit(self, ticket: Ticket, by: Ticket) -> None:

@@ -14,13 +14,14 @@ from fairness.types import PoolConfig, ReplicaId
 
 def place(replicas: Collection[Replica], ticket: Ticket, config: PoolConfig) -> Replica | None:
     """The replica to send `ticket` to; None when there is credit for it nowhere."""
+    if len(replicas) == 1:
+        (only,) = replicas
+        return only if only.accepting and only.fits(ticket, config) else None
     fitting = [
         replica for replica in replicas if replica.accepting and replica.fits(ticket, config)
     ]
     if not fitting:
         return None
-    if len(replicas) == 1:
-        return fitting[0]
     if ticket.affinity:
         accepting = [replica for replica in replicas if replica.accepting]
         preferred = max(accepting, key=lambda replica: _preference(ticket.affinity, replica.id))

@@ -24,7 +24,9 @@ class Pool:
     """One pool. `effects` are what has followed from the event in hand, in order.
 
     `service` is the net charge of all requests so far; `pinned` waits for its own replica, charged
-    and counted as in flight; `num_owed` waiting misfits were passed as often as may be.
+    and counted as in flight; `num_owed` waiting misfits were passed as often as may be. `stirred`
+    is set by all that could let somebody pass a misfit who could not before, but for the turn's own
+    counter: credit or an amount that came back, another head, a new request, a prefix now known.
     """
 
     def __init__(self, config: PoolConfig, policy: Policy) -> None:
@@ -39,6 +41,7 @@ class Pool:
         self.deadlines = Deadlines()
         self.pinned: Ticket | None = None
         self.num_owed = 0
+        self.stirred = True
         self.service = 0
         self.num_arrivals = 0
         self.now = 0.0
@@ -71,6 +74,7 @@ class Pool:
     def wait(self, account: Account, ticket: Ticket) -> None:
         """Queue a request; one that was granted before goes to the front."""
         ticket.stamp = next(self._stamps)
+        self.stirred = True
         again = ticket.charged is not None
         heappush(account.waiting, (0 if again else 1, ticket.arrival, ticket.stamp, ticket))
         self.watch_expiry(ticket)
@@ -102,6 +106,8 @@ class Pool:
         """Charge a request to its tenant; a negative amount is a correction or a refund."""
         account.charge(milli)
         self.service += milli
+        if milli < 0:
+            self.stirred = True
         self.lane.filled(ticket, milli)
         self.policy.charged(account, milli)
 
@@ -131,6 +137,7 @@ class Pool:
             account.unsettled += prompt
             self.charge(account, ticket, prompt)
         self.ledger.granted(account)
+        self.stirred = True
         if ticket.prefix:
             self.prefixes.touch(ticket)
         self.policy.granted(account, ticket)
@@ -148,6 +155,7 @@ class Pool:
         account.open_output -= self.open_output(ticket)
         self.lane.settle(ticket)
         self.policy.ended(account, ticket)
+        self.stirred = True
 
     def land_and_wait(self, ticket: Ticket) -> None:
         """An unstarted request waits again, under its charge."""
@@ -186,9 +194,11 @@ class Pool:
         if replica is not None:
             replica.reserved_for = None
         ticket.pinned_to = None
+        self.stirred = True
 
     def resize(self, ticket: Ticket, prompt_tokens: int, output_tokens: int) -> None:
         """Change a ticket's lengths together with the blocks its replica counts for it."""
+        shorter = prompt_tokens < ticket.kv_prompt_tokens
         replica = self.holder(ticket)
         if replica is not None:
             replica.num_blocks -= ticket.num_blocks(replica.capacity.block_size)
@@ -196,6 +206,8 @@ class Pool:
         ticket.output_tokens = output_tokens
         if replica is not None:
             replica.num_blocks += ticket.num_blocks(replica.capacity.block_size)
+        if shorter:
+            self.stirred = True
 
     def holder(self, ticket: Ticket) -> Replica | None:
         """The replica that counts the ticket as in flight; None once that replica was lost."""
@@ -206,7 +218,10 @@ class Pool:
 
     def changed(self, account: Account) -> None:
         """Look at an account again after any change of it or of its queue."""
-        head = account.first = self.head(account)
+        head = self.head(account)
+        if head is not account.first:
+            account.first = head
+            self.stirred = True
         if head is None:
             self._became_idle(account)
         elif account.in_flight + head.sequences > account.terms.concurrency:
@@ -239,6 +254,7 @@ class Pool:
             if account.blocked:
                 account.blocked = False
                 self.effects.append(events.Unblocked(self.now, account.tenant))
+            self.stirred = True
             if self.ledger.join(account, self.now):
                 self.effects.append(events.Lifted(self.now, account.tenant, account.counter))
         if head.deadline is None:
