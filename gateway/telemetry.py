@@ -55,6 +55,10 @@ class GatewayMetrics:
         """The label of a tenant seen before, else `other`."""
         return self._slugs.get(tenant_id, OTHER)
 
+    def name_of(self, tenant_id: str) -> str:
+        """The slug of a tenant seen before, else its id: for operators, not for labels."""
+        return self._slugs.get(tenant_id, tenant_id)
+
     def finished(self, record: RequestRecord) -> None:
         """An HTTP request of the public listener is over."""
         code = CLIENT_GONE if record.disconnected else str(record.status)

@@ -27,6 +27,7 @@ from gateway.engines.request import CacheIdentity
 from gateway.errors import AuthUnavailable
 from gateway.guard import App, Guard
 from gateway.metering import Meter, UsageWriter
+from gateway.overview import overview
 from gateway.pool import EVENT_LOG, Pool, make_pool, open_queue
 from gateway.protocol import EdgeLimits
 from gateway.quotas import LIMIT_FIELDS, Quotas
@@ -83,6 +84,7 @@ class Gateway:
             engine_metrics=next(iter(engines.values())).metrics,
             reasons_not_ready=self.reasons_not_ready,
             left=self.left,
+            pools=lambda: overview(service.pools.values(), metrics.name_of),
         )
         self.public: App = Guard(
             public_app(service, dict.fromkeys(service.pools, created)),

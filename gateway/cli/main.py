@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import admin, doctor, engine, migrate, model, serve, simulate
+from gateway.cli import admin, doctor, engine, migrate, model, serve, simulate, top
 from gateway.cli import gateway as gateway_command
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("gateway")(gateway_command.gateway)
 app.command("engine")(engine.engine)
 app.command("migrate")(migrate.migrate)
 app.command("doctor")(doctor.doctor)
+app.command("top")(top.top)
 app.command("simulate")(simulate.simulate)
 app.add_typer(model.app, name="model")
 app.add_typer(admin.app, name="admin")

@@ -1,10 +1,11 @@
-"""The admin listener (`/metrics`, `/metrics/engine`, `/readyz`) and the admin socket (`/left`).
+"""The admin listener (metrics, readiness, pools) and the admin socket (what is left, pools).
 
 All of it reads; nothing here changes state or shows a secret.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import parse_qs
 from uuid import UUID
 
@@ -29,6 +30,7 @@ class Operations:
     engine_metrics: Callable[[], Awaitable[bytes]]
     reasons_not_ready: Callable[[], list[str]]
     left: Callable[[UUID], Awaitable[dict[str, int | None] | None]]
+    pools: Callable[[], Awaitable[dict[str, Any]]]
 
 
 def operations_app(operations: Operations) -> App:
@@ -57,6 +59,7 @@ def operations_app(operations: Operations) -> App:
             ("GET HEAD", "/metrics"): metrics,
             ("GET HEAD", "/metrics/engine"): engine_metrics,
             ("GET HEAD", "/readyz"): readyz,
+            ("GET", "/pools"): _pools(operations),
         }
     )
 
@@ -74,4 +77,14 @@ def socket_app(operations: Operations) -> App:
             raise InvalidRequest("tenant must be one UUID", param="tenant") from error
         await respond(send, Answer(200, orjson.dumps(await operations.left(tenant)), JSON))
 
-    return Router({("GET", "/left"): left})
+    return Router({("GET", "/left"): left, ("GET", "/pools"): _pools(operations)})
+
+
+def _pools(operations: Operations) -> App:
+    """Both listeners': what the pools are doing."""
+
+    async def pools(scope: Scope, receive: Receive, send: Send) -> None:
+        del scope, receive
+        await respond(send, Answer(200, orjson.dumps(await operations.pools()), JSON))
+
+    return pools
