@@ -121,7 +121,8 @@ class Walk:
         if not w.known and self.random.random() < 0.7:
             length = w.spec.prompt_tokens
             hits = self.random.choice([0, length // 2, length - 1])
-            self.send(events.Corrected(self.now, w.spec.request, length, hits))
+            true_length = length * self.random.choice([1] * 15 + [9])
+            self.send(events.Corrected(self.now, w.spec.request, true_length, hits))
             return
         more = w.out + self.random.choice([1, 2, 8])
         if more < w.cap and self.random.random() < 0.9:

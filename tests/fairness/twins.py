@@ -9,6 +9,7 @@ from fairness.policy import FcfsPolicy, VtcPolicy
 from fairness.types import MissReason, PoolConfig, TenantId
 from tests.fairness.checker import Watch
 from tests.fairness.naive import NaivePool
+from tests.fairness.naive_lane import SAMPLES
 from tests.fairness.naive_state import PINNED, WAITING, Work
 
 
@@ -69,6 +70,7 @@ class Twins:
         assert after.snapshot() == before.snapshot()
         assert checkpoint.dump(after) == state
         self.watch.dispatcher = after
+        self.agree_about_what_is_kept(state)
 
     # --- what there is to speak of ---
 
@@ -95,6 +97,19 @@ class Twins:
             assert snapshot.missed.get(reason, 0) == twin.missed.count(reason)
         self.agree_about_tenants()
         self.agree_about_replicas()
+
+    def agree_about_what_is_kept(self, state) -> None:
+        """What shows only in later decisions."""
+        twin = self.twin
+        assert state["lane"]["level"] == twin.level
+        assert state["rates"]["samples"] == twin.samples[-SAMPLES:]
+        assert state["prefixes"] == twin.prefixes
+        means = {name: books.mean for name, books in twin.books.items()}
+        assert {a["tenant"]: a["mean_output"] for a in state["accounts"]} == means
+        for ticket in state["tickets"]:
+            w = twin.work[ticket["request"]]
+            assert (ticket["passes"], ticket["overtakes"]) == (w.passes, w.overtakes)
+            assert (ticket["deadline"], ticket["missed"]) == (w.deadline, w.missed)
 
     def agree_about_tenants(self) -> None:
         twin = self.twin
