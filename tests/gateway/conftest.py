@@ -16,7 +16,9 @@ import aiohttp
 import pytest
 
 from engine.protocol.text.model import load_text_model
+from fairness.journal import read_entries, read_header
 from gateway.app import run
+from gateway.eventfiles import segments
 from gateway.settings import Settings
 from migrations.runner import upgrade
 from tenancy import tenants
@@ -42,6 +44,18 @@ def migrated_database() -> bytes:
         thread.join()
         with contextlib.closing(sqlite3.connect(path)) as connection:
             return connection.serialize()
+
+
+def logged(folder: Path) -> list:
+    """Every event in the log of the pool below `folder`, in order, of an intact chain."""
+    found = []
+    for segment in segments(folder / MODEL):
+        lines = segment.lines()
+        _, digest = read_header(next(lines))
+        for entry in read_entries(digest, lines):
+            assert entry.intact
+            found.append(entry.event)
+    return found
 
 
 @dataclass
@@ -91,6 +105,10 @@ class Running:
         await self.eventually(lambda: self.rows(tenant))
         await asyncio.sleep(0.1)
         return self.rows(tenant)
+
+    def events(self) -> list:
+        """Every event in the pool's log so far, in order, of an intact chain."""
+        return logged(self.database_path.parent / "fairness")
 
     async def metrics(self) -> dict[str, float]:
         async with aiohttp.ClientSession() as client:

@@ -15,9 +15,11 @@ from fairness.events import (
     Dispatched,
     Enqueued,
     Expired,
+    Finished,
     Granted,
     Headed,
     Missed,
+    NotStarted,
     Pinned,
     Refused,
     ReplicaDrained,
@@ -241,6 +243,16 @@ async def test_what_is_pinned_and_whose_replica_leaves_waits_on(scripted):
     assert (ticket.phase, ticket.granted.done()) == (Phase.WAITING, False)
     scripted.tick()
     assert ticket.granted.result() == "replica"
+
+
+@pytest.mark.parametrize(("sent", "ends"), [(False, NotStarted), (True, Finished)])
+async def test_who_leaves_after_its_grant_owes_what_an_engine_may_have_begun(scripted, sent, ends):
+    granted = Granted(0.0, "r", str(TENANT), "replica", 1, GrantReason.TURN, 0, 0)
+    scripted.dispatcher.effects = {Enqueued: [granted]}
+    ticket = enqueue(scripted, "r")
+    ticket.sent = sent
+    scripted.close(ticket)
+    assert type(scripted.dispatcher.events[-1]) is ends
 
 
 async def test_every_event_is_seen_with_its_effects_before_they_are_acted_on(scripted):

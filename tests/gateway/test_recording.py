@@ -11,9 +11,9 @@ import aiohttp
 import pytest
 
 from fairness.events import DegradedOff, DegradedOn, Enqueued, Finished, Granted, Restarted
-from fairness.journal import read_entries, read_header
 from gateway.eventfiles import Appender, segments
 from gateway.settings import ConfigurationError
+from tests.gateway.conftest import logged
 
 BODY = {"model": "smollm2-135m", "prompt": [5] * 100, "max_tokens": 4}
 UNITS = 100 + 2 * 4
@@ -34,18 +34,6 @@ async def ask(gateway, **fields):
 async def ready(gateway):
     async with aiohttp.ClientSession(gateway.admin_url) as client, client.get("/readyz") as reply:
         return reply.status, " ".join((await reply.json())["reasons"])
-
-
-def logged(folder):
-    """Every event in the log, in order, of an intact chain."""
-    found = []
-    for segment in segments(folder / "smollm2-135m"):
-        lines = segment.lines()
-        _, digest = read_header(next(lines))
-        for entry in read_entries(digest, lines):
-            assert entry.intact
-            found.append(entry.event)
-    return found
 
 
 def read(metrics, name):

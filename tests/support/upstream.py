@@ -23,6 +23,7 @@ class Script:
     max_model_len: int = 8_192
     tokens: int = 4
     cached_tokens: int | None = 0
+    cached_said_late: bool = False
     before_headers_s: float = 0.0
     before_first_s: float = 0.0
     between_s: float = 0.0
@@ -151,19 +152,20 @@ class Upstream:
                 total = (index - 1) * len(choices) + choice + 1
                 parts.append(self._chunk(asked, choice, word, reason, total))
                 self.emitted[asked["request_id"]] = total
-        usage = self._usage(asked, count * len(choices))
+        usage = self._usage(asked, count * len(choices), last=True)
         parts += [_event({"choices": [], "usage": usage}), b"data: [DONE]\n\n"]
         await response.write(b"".join(parts))
         await response.write_eof()
         return response
 
-    def _usage(self, asked, output) -> dict:
+    def _usage(self, asked, output, *, last=False) -> dict:
         usage = {
             "prompt_tokens": len(asked["prompt"]),
             "completion_tokens": output,
             "total_tokens": len(asked["prompt"]) + output,
         }
-        if self.script.cached_tokens is not None:
+        said = last or not self.script.cached_said_late
+        if said and self.script.cached_tokens is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": self.script.cached_tokens}
         return usage
 
