@@ -4,6 +4,7 @@ Times are seconds since 1970 by the log's own clock. Amounts are milli-units; a 
 is divided by the tenant's weight, as counters are.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -86,6 +87,24 @@ class TenantTally:
     worst_head: HeadAge = HeadAge()
     missed: dict[MissReason, int] = field(default_factory=dict)
 
+    def add(self, later: "TenantTally") -> None:
+        """Take the figures of a later window in."""
+        self.weight_milli = later.weight_milli
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(later, name))
+        for reason, count in later.missed.items():
+            self.missed[reason] = self.missed.get(reason, 0) + count
+        self.passes = max(self.passes, later.passes)
+        self.overtakes = max(self.overtakes, later.overtakes)
+        self.worst_gap = max(self.worst_gap, later.worst_gap, key=lambda gap: gap.ratio)
+        self.worst_head = max(self.worst_head, later.worst_head, key=lambda age: age.ratio)
+
+
+_SUMMED = (
+    *("backlogged_s", "intervals", "grants", "service", "service_norm", "refunds"),
+    *("urgent_grants", "urgent", "expired", "refused"),
+)
+
 
 @dataclass(slots=True)
 class Window:
@@ -98,12 +117,33 @@ class Window:
     bound_norm: int = 0
     service: int = 0
     urgent: int = 0
-    events: int = 0
+    inputs: int = 0
+
+    def note_spread(self, spread: int, bound: int) -> None:
+        """Keep a spread if it is nearer its bound than the one kept."""
+        if bound and spread * self.bound_norm >= self.spread_norm * bound:
+            self.spread_norm, self.bound_norm = spread, bound
 
     @property
     def urgent_share(self) -> float:
         """The urgent lane's part of the window's service."""
         return self.urgent / self.service if self.service > 0 else 0.0
+
+
+def merged(windows: Iterable[Window]) -> Window | None:
+    """Many windows as one; None of none."""
+    total: Window | None = None
+    for window in windows:
+        if total is None:
+            total = Window(window.start, window.end)
+        total.end = window.end
+        total.inputs += window.inputs
+        total.service += window.service
+        total.urgent += window.urgent
+        total.note_spread(window.spread_norm, window.bound_norm)
+        for name, tally in window.tenants.items():
+            total.tenants.setdefault(name, TenantTally()).add(tally)
+    return total
 
 
 @dataclass(frozen=True, slots=True)

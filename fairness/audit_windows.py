@@ -40,7 +40,7 @@ class Tallies:
             start = end if self._backlogged else max(end, self._boundary_before(wall))
             self._window = Window(start, self._boundary(start))
         self._now = wall
-        self._window.events += 1
+        self._window.inputs += 1
 
     def finish(self) -> None:
         """The log is over."""
@@ -82,7 +82,7 @@ class Tallies:
             return
         age = HeadAge(request.allowed_s - left, request.allowed_s, request.request)
         tally = self._of(tenant)
-        if age.ratio > tally.worst_head.ratio:
+        if age.ratio >= tally.worst_head.ratio:
             tally.worst_head = age
 
     def noted(self, effect: Effect, book: Book) -> None:
@@ -123,10 +123,7 @@ class Tallies:
         if self._until_spread > 0:
             return
         self._until_spread = len(book.backlogged)
-        spread, bound = book.spread()
-        window = self._current()
-        if bound and spread * window.bound_norm >= window.spread_norm * bound:
-            window.spread_norm, window.bound_norm = spread, bound
+        self._current().note_spread(*book.spread())
 
     # --- windows ------------------------------------------------------------------------------
 
@@ -156,7 +153,7 @@ class Tallies:
             tally.backlogged_s += end - since
             self._backlogged[name] = end
         window.end = end
-        if self._kept(window.start) and (window.events or window.tenants):
+        if self._kept(window.start) and (window.inputs or window.tenants):
             self._report.windows.append(window)
 
     def _kept(self, wall: float) -> bool:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli import admin, doctor, engine, migrate, model, serve, simulate, top
+from gateway.cli import admin, audit, doctor, engine, migrate, model, serve, simulate, top
 from gateway.cli import gateway as gateway_command
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("migrate")(migrate.migrate)
 app.command("doctor")(doctor.doctor)
 app.command("top")(top.top)
 app.command("simulate")(simulate.simulate)
+app.add_typer(audit.app, name="audit")
 app.add_typer(model.app, name="model")
 app.add_typer(admin.app, name="admin")
 
