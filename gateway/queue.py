@@ -77,6 +77,7 @@ class PoolQueue:
         self._replicas: dict[ReplicaId, ReplicaCapacity] = {}
         self._forgotten_milli: dict[str, int] = {}
         self._service_milli: dict[str, int] = {}
+        self._snapshot: PoolSnapshot | None = None
         self.missing: set[str] = set()
 
     # --- a request's life --------------------------------------------------------------------
@@ -233,8 +234,10 @@ class PoolQueue:
     # --- what others may ask -----------------------------------------------------------------
 
     def snapshot(self) -> PoolSnapshot:
-        """The dispatcher's own view, for metrics and administration."""
-        return self._dispatcher.snapshot()
+        """The dispatcher's own view, for metrics and administration: made once after an event."""
+        if self._snapshot is None:
+            self._snapshot = self._dispatcher.snapshot()
+        return self._snapshot
 
     def service_by_tenant(self) -> Iterator[tuple[str, float]]:
         """Service units per tenant since the start; a refund never makes a figure fall."""
@@ -275,6 +278,7 @@ class PoolQueue:
 
     def _apply(self, event: Input) -> None:
         effects = self._dispatcher.apply(event)
+        self._snapshot = None
         self._applied(event, effects)
         for effect in effects:
             self._handle(effect)

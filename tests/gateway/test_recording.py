@@ -36,6 +36,13 @@ async def ready(gateway):
         return reply.status, " ".join((await reply.json())["reasons"])
 
 
+async def counters(gateway):
+    """Of every tenant that the pool knows."""
+    async with aiohttp.ClientSession(gateway.admin_url) as client, client.get("/pools") as reply:
+        (pool,) = (await reply.json())["pools"]
+    return {one["tenant_id"]: one["counter"] for one in pool["tenants"]}
+
+
 def read(metrics, name):
     return sum(value for key, value in metrics.items() if key.startswith(name))
 
@@ -49,7 +56,10 @@ async def test_counters_outlive_the_process_and_times_are_unix_seconds(make_gate
         async with gateway.client(key).post("/v1/completions", json=BODY) as reply:
             assert reply.status == 200
         assert read(await gateway.metrics(), "evenhand_service_units_total") == 2 * UNITS
+        before = await counters(gateway)
+        assert len(before) == 2
     async with make_gateway(folder=folder) as gateway:
+        assert await counters(gateway) == before
         assert (await ask(gateway))[0] == 200
         metrics = await gateway.metrics()
     events = logged(folder / "fairness")
