@@ -15,7 +15,7 @@ def lines(caplog):
     """What is logged of decisions; a gateway sets up logging anew, so the root is no use."""
     logger = logging.getLogger("gateway.decisions")
     logger.addHandler(caplog.handler)
-    yield caplog.records
+    yield caplog
     logger.removeHandler(caplog.handler)
 
 
@@ -34,7 +34,7 @@ async def test_a_missed_deadline_is_counted_logged_and_shown(make_gateway, lines
         labels = '{pool="smollm2-135m",tenant="acme"}'
         assert -5 < read[f"evenhand_head_deadline_seconds{labels}"] < 0
         assert read[f"evenhand_head_age_seconds{labels}"] > 0.2
-        (line,) = [record.getMessage() for record in lines]
+        (line,) = [record.getMessage() for record in lines.records]
         assert "tenant acme" in line
         assert line.endswith("no_fit")
         (headed,) = [event for event in gateway.events() if isinstance(event, Headed)][-1:]
