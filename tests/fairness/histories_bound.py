@@ -179,12 +179,15 @@ def many_sequences_in_one_request(watch: Watch) -> None:
 
 
 def passing_with_a_whole_slack(watch: Watch) -> None:
-    """Tenant f passes a misfit while a whole Z ahead, and only then emits all that it has open."""
+    """Tenant f passes a misfit while a whole Z ahead, and only then emits all that it has open.
+
+    Farther ahead it passes no more: it may not, although a place is free.
+    """
     f, g = TenantTerms(1000, 5, 1, 100), TenantTerms(1000, 4, 1, 1)
     up(watch, 4)
     first = queue(watch, "f", f, 5)[0]
     watch.enqueued("wide", "g", g, 1, 1, 4)
-    queue(watch, "f", f, 2)
+    queue(watch, "f", f, 3)
     watch.corrected(first, 1, 0)
     watch.finished(first, 98)
     assert len(flying(watch, "f")) == 5
@@ -193,6 +196,10 @@ def passing_with_a_whole_slack(watch: Watch) -> None:
         watch.emitted(name, 100)
     without = watch.jump_now("f") + watch.refund_now("g") + watch.refund_now("f")
     assert watch.gap("f", "g") > without
+    watch.finished(flying(watch, "f")[0], 100)
+    assert watch.tenant("f").queued
+    assert len(flying(watch, "f")) == 4
+    assert watch.live["wide"].passes == 1
 
 
 def corrected_while_backlogged(watch: Watch) -> None:

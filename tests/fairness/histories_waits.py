@@ -161,7 +161,7 @@ def urgent_budget_is_exhausted(watch: Watch) -> None:
         assert all(watch.account(t).head.deadline <= watch.now for t in names)
         for _ in range(2):
             tenant = next(t for t in names if flying(watch, t))
-            effects += watch.finished(flying(watch, tenant)[0], 20)
+            effects += watch.finished(flying(watch, tenant)[0], 16)
     reasons = [effect.reason for effect in effects if isinstance(effect, events.Granted)]
     assert reasons.count(GrantReason.URGENT) == watch.snapshot.urgent_grants > 1
     assert reasons.count(GrantReason.TURN) > 15 * watch.snapshot.urgent_grants
@@ -171,8 +171,35 @@ def urgent_budget_is_exhausted(watch: Watch) -> None:
 urgent_budget_is_exhausted.config = PoolConfig(ttl_s=7200.0, t_max_s=5.0)
 
 
+def waiting_ends_at_the_ttl(watch: Watch) -> None:
+    """Whether it waits for the first time, again, or pinned: nothing is kept beyond its TTL."""
+    f, g = TenantTerms(1000, 8, 16, 400), TenantTerms(1000, 4, 400, 8)
+    up(watch, 4, kv_tokens=448)
+    queue(watch, "f", f, 2, prompt=16, output=8)
+    [big] = queue(watch, "g", g, 1, prompt=400)
+    queue(watch, "f", f, 12, prompt=16, output=8)
+    until_pinned(watch)
+    again, begun = flying(watch, "f")[:2]
+    watch.emitted(begun, 1)
+    watch.ticked(after=119.0)
+    watch.requeued(again)
+    watch.ticked(after=0.5)
+    assert watch.snapshot.pinned == big
+    waiting = [name for name, seen in watch.live.items() if seen.waits]
+    assert again in waiting
+    effects = watch.ticked(after=0.5)
+    expired = [effect.request for effect in effects if isinstance(effect, events.Expired)]
+    assert expired == sorted({*waiting, big}, key=expired.index)
+    assert watch.snapshot.pinned is None
+    assert all(t.queued == 0 for t in watch.snapshot.tenants)
+    assert begun in flying(watch, "f")
+
+
 def locality_overtakes_k_times(watch: Watch) -> None:
-    """The head has nothing cached, all that come after it have: it is passed K times, then goes."""
+    """The head has nothing cached, all that come after it have: it is passed K times, then goes.
+
+    Whatever is cached, tenant g goes when its counter is the smallest.
+    """
     terms = TenantTerms(1000, 2, 64, 8)
     up(watch, 1)
     hot = {"prefix": (1, 2, 3)}
@@ -250,6 +277,7 @@ HISTORIES = (
     weight_changes_while_pinned,
     urgent_lane_with_a_deep_lag,
     urgent_budget_is_exhausted,
+    waiting_ends_at_the_ttl,
     locality_overtakes_k_times,
     blocked_for_an_hour_with_its_clock_stopped,
     restart_with_work_in_flight,

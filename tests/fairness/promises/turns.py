@@ -40,15 +40,22 @@ class Turns:
     # --- effects, in their order ---
 
     def see_pass(self, effect: events.Passed) -> None:
+        most = self.config.max_passes
+        demand(effect.passes <= most, "a request is passed at most K times", effect)
         self.passed.append(effect)
 
     def see_grant(self, effect: events.Granted) -> None:
         books = self.books
         turn = self._next_turn(effect)
-        seen, account = self._granted(effect, turn)
+        seen, account = self._granted(effect)
+        self._see_credit(effect, seen, account)
         demand(not turn.must_pin, "a misfit passed K times is pinned before others go", effect)
         demand(not turn.must_wait, "a misfit passed K times is passed by nobody", effect)
         urgent = self._urgent(turn)
+        if effect.reason is GrantReason.URGENT:
+            late = seen.deadline is not None and seen.deadline <= books.now
+            demand(late, "an urgent request is late", effect)
+            demand(urgent is not None, "an urgent grant is within its budget", effect)
         if urgent is not None:
             demand(effect.reason is GrantReason.URGENT, "an urgent head goes next", effect, urgent)
             demand(seen is urgent, "the oldest deadline goes first", effect, urgent)
@@ -60,8 +67,9 @@ class Turns:
             demand(effect.reason is GrantReason.PASS, "a grant gives its reason", effect, turn)
             demand(account is not turn.least, "a misfit is not granted", effect)
             demand(seen is self._choose(account)[0], "the longest prefix goes", effect)
+        told = effect.counter, effect.least
+        demand(told == (account.counter, turn.least.counter), "a grant tells the counters", effect)
         self._see_passes(seen, account, None if turn.fits else turn.chosen)
-        self._see_credit(effect, seen, account)
         cost = None
         if urgent is not None:
             cost = self._cost(seen)
@@ -73,11 +81,13 @@ class Turns:
     def see_pin(self, effect: events.Pinned) -> None:
         books = self.books
         turn = self._next_turn(effect)
-        seen, account = self._granted(effect, turn)
+        seen, account = self._granted(effect)
         demand(books.pinned is None, "one request is pinned at a time", effect)
         demand(seen is turn.chosen and account is turn.least, "the misfit is pinned", effect)
         demand(not turn.fits, "what fits is not pinned", effect)
         demand(seen.passes >= self.config.max_passes, "a pin follows K passes", effect, seen.passes)
+        told = effect.counter, effect.least
+        demand(told == (account.counter, account.counter), "a pin tells the counters", effect)
         room = books.replicas.get(effect.replica)
         demand(room is not None and self._holdable(room, seen), "a pin has its slots", effect)
         held = account.in_flight + seen.spec.sequences
@@ -122,7 +132,7 @@ class Turns:
 
     # --- parts ---
 
-    def _granted(self, effect, turn: Turn) -> tuple[Seen, Account]:
+    def _granted(self, effect) -> tuple[Seen, Account]:
         """The request and account of a grant or pin, which must stand within the slack."""
         books = self.books
         seen = books.live.get(effect.request)
@@ -130,8 +140,6 @@ class Turns:
         demand(seen.spec.tenant == effect.tenant, "a request is its tenant's", effect)
         account = books.accounts[effect.tenant]
         demand(account.state == BACKLOGGED, "only a backlogged tenant is granted", effect)
-        demand(effect.counter == account.counter, "a grant tells the counter", effect)
-        demand(effect.least == turn.least.counter, "a grant tells the least counter", effect)
         smallest = min(a.counter for a in books.accounts.values() if a.state == BACKLOGGED)
         excess = account.counter - smallest
         if books.fair:
@@ -159,7 +167,6 @@ class Turns:
                 longer = self.books.known_prefix(seen) > self.books.known_prefix(passed)
                 demand(longer, "a longer prefix passes, no other", effect)
             demand(effect.passes == count, "passes are counted", effect, count)
-            demand(count <= self.config.max_passes, "a request is passed at most K times", effect)
             self.most_passes = max(self.most_passes, count)
             self._note(f"{reason.value}_passes", count, self.config.max_passes)
         self.passed = []
