@@ -51,6 +51,7 @@ SERVICE_NAME = "evenhand-gateway"
 # Cut requests still have to be aborted in their engines and settled.
 CUT_DEADLINE_S = 15.0
 NAMESPACES_CACHED = 10_000
+LABELLED_AT_START = 1_000
 
 
 class Gateway:
@@ -99,7 +100,21 @@ class Gateway:
         polls = [self.service.auth.poll()]
         for pool in self.service.pools.values():
             polls += [pool.monitor.poll(name) for name in pool.upstreams.engines]
-        await asyncio.gather(*polls)
+        await asyncio.gather(*polls, self._name_recovered())
+
+    async def _name_recovered(self) -> None:
+        """Tenants that the event log brought back are labelled before they ask for anything."""
+        known = [
+            UUID(account.tenant)
+            for pool in self.service.pools.values()
+            for account in pool.queue.snapshot().tenants
+        ]
+        try:
+            slugs = await self._directory.slugs(known[:LABELLED_AT_START])
+        except StoreDown:
+            return  # readiness says so, and whoever asks for something brings its name
+        for tenant_id, slug in slugs.items():
+            self.service.metrics.tenant(str(tenant_id), slug)
 
     def background(self) -> list["asyncio.Task[None]"]:
         """Start what runs beside requests; the caller cancels it."""

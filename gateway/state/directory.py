@@ -3,7 +3,7 @@
 Off the hot path: a key is read once per revision, usage is written in batches.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from uuid import UUID
@@ -32,6 +32,12 @@ class Directory:
         async with self._reading() as repos:
             found = await directory.load_context(repos, key_id, digest, datetime.now(UTC))
         return found if isinstance(found, TenantContext) else None
+
+    async def slugs(self, tenant_ids: Iterable[UUID]) -> dict[UUID, str]:
+        """What those tenants are called, of those that exist. Raises StoreDown."""
+        async with self._reading() as repos:
+            found = [await repos.tenants.by_id(tenant_id) for tenant_id in tenant_ids]
+        return {tenant.id: tenant.slug for tenant in found if tenant is not None}
 
     async def limits(self, tenant_id: UUID) -> EffectiveLimits | None:
         """A tenant's own limits, plan and tenant levels; None if there is no such tenant."""
