@@ -222,8 +222,9 @@ class PoolQueue:
             self._apply(DegradedOff(self._clock(), reason))
 
     def tick(self) -> None:
-        """Time passed: requests expire, deadlines pass."""
-        self._apply(Ticked(self._clock()))
+        """Time passed: requests expire, deadlines pass. It is no event while nobody waits."""
+        if any(ticket.phase is Phase.WAITING for ticket in self._tickets.values()):
+            self._apply(Ticked(self._clock()))
 
     async def run(self) -> None:
         """Tick for ever."""

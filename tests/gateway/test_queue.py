@@ -255,6 +255,19 @@ async def test_who_leaves_after_its_grant_owes_what_an_engine_may_have_begun(scr
     assert type(scripted.dispatcher.events[-1]) is ends
 
 
+async def test_time_is_no_event_while_nobody_waits(scripted):
+    scripted.tick()
+    ticket = enqueue(scripted, "r")
+    scripted.tick()
+    granted = Granted(0.0, "r", str(TENANT), "replica", 1, GrantReason.TURN, 0, 0)
+    scripted.dispatcher.effects = {Ticked: [granted]}
+    scripted.tick()
+    scripted.tick()
+    scripted.close(ticket)
+    scripted.tick()
+    assert [type(event) for event in scripted.dispatcher.events].count(Ticked) == 2
+
+
 async def test_every_event_is_seen_with_its_effects_before_they_are_acted_on(scripted):
     headed = Headed(0.0, "r", str(TENANT), 2.0, 1, 1)
     granted = Granted(0.0, "r", str(TENANT), "replica", 1, GrantReason.TURN, 0, 0)
