@@ -20,7 +20,16 @@ from fairness.audit_report import Degraded, Place, Report
 from fairness.audit_windows import Tallies
 from fairness.checkpoint import CheckpointError
 from fairness.codec import is_input
-from fairness.events import DegradedOff, DegradedOn, Effect, Event, Input, Restarted
+from fairness.events import (
+    DegradedOff,
+    DegradedOn,
+    Effect,
+    Event,
+    Granted,
+    Input,
+    Pinned,
+    Restarted,
+)
 from fairness.journal import Entry, Header, LineError, read_entries, read_header
 from fairness.policy import VtcPolicy
 from fairness.replay import Replay, described, restored
@@ -180,13 +189,16 @@ class Auditor:
         if self._book is not None and self._effects is not None:
             self._place = place
             audit_inputs.take(self._book, event, [effect for effect, _ in self._group])
+            self._measure(self._book)
             for effect, where in self._group:
                 self._place = where
                 self._effects.take(effect)
                 self._tallies.noted(effect, self._book)
+                if isinstance(effect, Granted | Pinned):
+                    self._measure(self._book)
             self._place = place
             self._effects.finish()
-            self._measure(self._book)
+            self._tallies.spread(self._book)
         self._input = None
         self._group.clear()
 
@@ -208,7 +220,6 @@ class Auditor:
                 self._complain("gap", f"{name} and {gap.other}: {gap.gap_norm} of {gap.bound_norm}")
         book.changed.clear()
         self._report.largest_request = max(self._report.largest_request, book.largest.value)
-        self._tallies.spread(book)
 
     def _complain(self, check: str, problem: str) -> None:
         if self._tallies.inside:

@@ -25,12 +25,14 @@ def opened(config: PoolConfig, state: Mapping[str, Any], watcher: Watcher) -> Bo
     book = Book(config, watcher)
     book.now, book.floor, book.credit = state["now"], state["floor"], state["credit"]
     book.arrivals, book.room = state["arrivals"], state["lane"]["level"]
-    for kept in state["replicas"]:
-        book.replicas[kept["id"]] = Replica(ReplicaCapacity(**kept["capacity"]), kept["accepting"])
     for kept in state["accounts"]:
         book.take_in(_tenant(book, kept))
     for kept in state["tickets"]:
         _take_request(book, kept)
+    for kept in state["replicas"]:
+        held = {name: book.requests[name] for name in kept["held"]}
+        capacity = ReplicaCapacity(**kept["capacity"])
+        book.replicas[kept["id"]] = Replica(capacity, kept["accepting"], held)
     if state["pinned"] is not None:
         _take_pin(book, state)
     for kept in state["accounts"]:
@@ -56,8 +58,6 @@ def _take_request(book: Book, kept: Mapping[str, Any]) -> None:
     book.requests[request.request] = request
     if kept["stamp"]:
         book.queue(request)
-    elif request.replica in book.replicas:
-        book.replicas[request.replica].held[request.request] = request
 
 
 def _take_pin(book: Book, state: Mapping[str, Any]) -> None:
