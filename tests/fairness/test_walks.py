@@ -233,3 +233,22 @@ def test_only_the_latest_prefixes_are_known() -> None:
     twins.send(events.Finished(0.0, "running", 1))
     assert twins.twin.work["known"].where == "r"
     assert twins.twin.work["head"].where == WAITING
+
+
+def test_a_pin_goes_where_the_fewest_blocks_are_missing() -> None:
+    twins, room = Twins(replace(CONFIG, max_passes=0)), ReplicaCapacity(8, 1024)
+    terms = TenantTerms(1000, 9, 720, 1)
+
+    def enqueue(name, prompt_tokens) -> None:
+        twins.send(events.Enqueued(0.0, name, "a", terms, prompt_tokens, 1))
+
+    twins.send(events.ReplicaUp(0.0, "r", room))
+    enqueue("large", 480)
+    twins.send(events.ReplicaDrained(0.0, "r"))
+    twins.send(events.ReplicaUp(0.0, "s", room))
+    for name in ("one", "two", "three"):
+        enqueue(name, 120)
+    twins.send(events.ReplicaUp(0.0, "r", room))
+    enqueue("larger", 720)
+    assert twins.twin.work["larger"].hold == "s"
+    assert twins.seen["Pinned"] == 1
