@@ -5,6 +5,9 @@ change, clients leave and every rule has its occasion. `shrunk` turns a life tha
 into a history of few events that still breaks it.
 """
 
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from random import Random
 
 from fairness import events
@@ -14,6 +17,8 @@ from tests.fairness.checker import BrokenPromiseError, Watch
 
 NAMES = "abcdef"
 BLOCK = 16
+FAIR = ("grant", "pair", "interval", "spread")
+"""Ratios of what the policy promises about tenants; others hold for any policy."""
 
 
 def settings(random: Random) -> PoolConfig:
@@ -48,9 +53,7 @@ def replica(random: Random) -> ReplicaCapacity:
 class Life:
     """One pool under a watch; `history` are the events so far."""
 
-    def __init__(
-        self, seed: int, policy: type[Policy] = VtcPolicy, *, every: int = 1, calm: bool = False
-    ) -> None:
+    def __init__(self, seed: int, policy: type[Policy] = VtcPolicy, *, every: int = 1) -> None:
         self.random = random = Random(seed)
         self.config = settings(random)
         self.policy = policy
@@ -58,11 +61,12 @@ class Life:
         self.terms = {name: terms(random) for name in NAMES[: random.randint(2, len(NAMES))]}
         self.depths = {name: random.choice([1, 3, 3, 8]) for name in self.terms}
         self.replicas = {name: replica(random) for name in "rst"[: random.randint(1, 3)]}
-        self.trouble = 0.0 if calm else random.choice([0.0, 0.002, 0.02])
+        self.trouble = random.choice([0.0, 0.002, 0.02])
         self.pace = random.choice([0.01, 0.05, 0.2])
         self.hot = [tuple(range(i, i + 4)) for i in (10, 20, 30)]
         self.history: list[events.Input] = []
         self.flying: list[str] = []
+        self.occasions: Counter[str] = Counter()
         self.now, self.made, self.epoch = 0.0, 0, 1
         for name, capacity in self.replicas.items():
             self.send(events.ReplicaUp(0.0, name, capacity))
@@ -73,7 +77,9 @@ class Life:
 
     def send(self, event: events.Input) -> None:
         self.history.append(event)
+        self.occasions[type(event).__name__] += 1
         for effect in self.watch.apply(event):
+            self.occasions[type(effect).__name__] += 1
             if type(effect) in {events.Granted, events.Dispatched}:
                 self.flying.append(effect.request)
 
@@ -193,6 +199,37 @@ def live(seed: int, grants: int, policy: type[Policy] = VtcPolicy, *, every: int
         broken.add_note(f"seed {seed}, {life.config}, shrunk from {len(life.history)} to:\n{told}")
         raise
     return life
+
+
+@dataclass
+class Lives:
+    """What came of many lives: the nearest to each bound, and how often each rule had its turn."""
+
+    grants: int = 0
+    ratios: dict[str, float] = field(default_factory=dict)
+    occasions: Counter[str] = field(default_factory=Counter)
+
+    def add(self, seed: int, grants: int, policy: type[Policy] = VtcPolicy, *, every: int = 1):
+        """Live one more life."""
+        life = live(seed, grants, policy, every=every)
+        self.grants += life.grants
+        self.occasions.update(life.occasions)
+        self.occasions["Urgent"] += life.watch.turns.urgent_grants
+        self.note(life.watch.ratios)
+
+    def note(self, ratios: dict[str, float]) -> None:
+        for what, ratio in ratios.items():
+            self.ratios[what] = max(self.ratios.get(what, 0.0), ratio)
+
+
+def many(
+    seeds: Iterable[int], grants: int, policy: type[Policy] = VtcPolicy, *, every: int = 1
+) -> Lives:
+    """The lives of these seeds, each of so many grants."""
+    lives = Lives()
+    for seed in seeds:
+        lives.add(seed, grants, policy, every=every)
+    return lives
 
 
 def broken_by(config: PoolConfig, policy: type[Policy], history) -> str | None:
