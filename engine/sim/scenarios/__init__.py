@@ -4,12 +4,22 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from engine.sim.scenario import Scenario
-from engine.sim.scenarios import batching, chat, fairness, memory, prefill, prefix, sharing, thrash
+from engine.sim.scenarios import (
+    batching,
+    chat,
+    fair,
+    fairness,
+    memory,
+    prefill,
+    prefix,
+    sharing,
+    thrash,
+)
 
 SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
     {
         scenario.name: scenario
-        for module in (batching, memory, sharing, prefill, prefix, thrash, fairness, chat)
+        for module in (batching, memory, sharing, prefill, prefix, thrash, fairness, fair, chat)
         for scenario in module.SCENARIOS
     }
 )
