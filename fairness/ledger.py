@@ -160,7 +160,7 @@ class Ledger:
 
     def backlogged(self) -> list[Account]:
         """The tenants that have a waiting request and are not held back by their own limits."""
-        return [account for account in self.accounts.values() if account.backlogged]
+        return [account for account in tuple(self.accounts.values()) if account.backlogged]
 
     def _count(self, account: Account, sign: int) -> None:
         self.num_backlogged += sign

@@ -11,7 +11,7 @@ from fairness.pool import Pool
 
 
 def pool_snapshot(pool: Pool, granter: Granter) -> PoolSnapshot:
-    """The whole pool."""
+    """The whole pool. Tables are copied first: metrics are also read from a thread."""
     ledger, tallies = pool.ledger, granter.tallies
     backlogged = ledger.backlogged()
     return PoolSnapshot(
@@ -28,8 +28,8 @@ def pool_snapshot(pool: Pool, granter: Granter) -> PoolSnapshot:
         service_milli=pool.service,
         missed=dict(tallies.missed),
         rate_milli=pool.rates.usual,
-        tenants=tuple(tenant_snapshot(a) for a in ledger.accounts.values()),
-        replicas=tuple(replica_snapshot(replica) for replica in pool.replicas.values()),
+        tenants=tuple(tenant_snapshot(a) for a in tuple(ledger.accounts.values())),
+        replicas=tuple(replica_snapshot(r) for r in tuple(pool.replicas.values())),
     )
 
 
