@@ -16,11 +16,13 @@ from fairness.types import ReplicaId, RequestId, TenantId, TenantTerms
 class Ticket:
     """One request from `Enqueued` to its end; `replica` is where it is in flight.
 
-    `stamp` names its entry in its tenant's queue and is 0 while it does not wait; `pinned_to` is
-    the replica held for it. `charged` is what its prompt costs now, None before its first grant;
-    `arrival` orders requests. `passes` and `overtakes` count who was granted before it, as a misfit
-    and for locality. `deadline` is None while its clock does not run, `left_s` what then is left.
-    `urgent_cost` is what the urgent lane lent it, `urgent_spent` what it was charged since.
+    `prompt_milli` is what its prompt costs with nothing cached; `output_limit` the most output
+    tokens it can be charged for, over all its sequences. `stamp` names its entry in its tenant's
+    queue and is 0 while it does not wait; `pinned_to` is the replica held for it. `charged` is what
+    its prompt costs now, None before its first grant; `arrival` orders requests. `passes` and
+    `overtakes` count who was granted before it, as a misfit and for locality. `deadline` is None
+    while its clock does not run, `left_s` what then is left. `urgent_cost` is what the urgent lane
+    lent it, `urgent_spent` what it was charged since.
     """
 
     request: RequestId
@@ -33,6 +35,8 @@ class Ticket:
     affinity: int
     prefix: tuple[int, ...]
     kv_prompt_tokens: int
+    prompt_milli: int
+    output_limit: int
     charged: int | None = None
     corrected: bool = False
     output_tokens: int = 0
@@ -46,11 +50,6 @@ class Ticket:
     missed: bool = False
     urgent_cost: int | None = None
     urgent_spent: int = 0
-
-    @property
-    def output_limit(self) -> int:
-        """The most output tokens it can be charged for, over all its sequences."""
-        return self.sequences * self.max_output_tokens
 
     @property
     def refundable(self) -> int:

@@ -17,6 +17,7 @@ from fairness.pool import Pool
 from fairness.snapshot import pool_snapshot
 from fairness.types import (
     PoolConfig,
+    Prices,
     RefusalReason,
     ReplicaCapacity,
     ReplicaId,
@@ -122,7 +123,7 @@ class Dispatcher:
         pool = self.pool
         if event.request in pool.tickets:
             return
-        ticket = _ticket(event, pool.num_arrivals)
+        ticket = _ticket(event, pool.num_arrivals, self._prices)
         pool.num_arrivals += 1
         self._change_tenant(event.tenant, event.terms)
         refused = self._refusal(ticket, event.terms)
@@ -327,7 +328,7 @@ class Dispatcher:
         return RefusalReason.NO_REPLICA_FITS
 
 
-def _ticket(event: events.Enqueued, arrival: int) -> Ticket:
+def _ticket(event: events.Enqueued, arrival: int, prices: Prices) -> Ticket:
     return Ticket(
         request=event.request,
         tenant=event.tenant,
@@ -339,6 +340,8 @@ def _ticket(event: events.Enqueued, arrival: int) -> Ticket:
         affinity=event.affinity,
         prefix=event.prefix,
         kv_prompt_tokens=event.prompt_tokens,
+        prompt_milli=prompt_cost(prices, event.prompt_tokens),
+        output_limit=event.sequences * event.max_output_tokens,
     )
 
 

@@ -7,7 +7,6 @@ within their slack may pass it, K times in all; then it is charged and a replica
 from dataclasses import dataclass, field
 
 from fairness import events
-from fairness.cost import prompt_cost
 from fairness.counters import Account, Ticket
 from fairness.credits import Replica
 from fairness.placement import place
@@ -275,8 +274,8 @@ class Granter:
 
     def _worst_cost(self, ticket: Ticket) -> int:
         """The most the request can be charged from now on."""
-        prompt = prompt_cost(self._pool.config.prices, ticket.prompt_tokens)
-        return self._pool.open_output(ticket) + (prompt if ticket.charged is None else 0)
+        prompt = ticket.prompt_milli if ticket.charged is None else 0
+        return self._pool.open_output(ticket) + prompt
 
     def _why_missed(self, turn: Account, account: Account, ticket: Ticket) -> MissReason:
         """What would keep it waiting even if there were room for it, or else that there is none."""
@@ -299,7 +298,8 @@ class Granter:
         """Whether some replica has a slot, without which nothing fits."""
         config = self._pool.config
         for replica in self._pool.replicas.values():
-            if replica.accepting and replica.reserved_for is None and replica.has_slots(1, config):
+            most = replica.capacity.slots + config.lookahead
+            if replica.accepting and replica.reserved_for is None and replica.in_flight < most:
                 return True
         return False
 

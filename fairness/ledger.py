@@ -8,7 +8,6 @@ and stops being backlogged, `moved` when its rank may have fallen, `retune` when
 from itertools import count
 
 from fairness.caps import UNIT, caps
-from fairness.cost import ceil_div
 from fairness.counters import Account
 from fairness.ordering import LazyMinHeap
 from fairness.policy import Policy
@@ -143,7 +142,7 @@ class Ledger:
         """
         own = account.caps
         others = self.weight - account.terms.weight_milli
-        ahead = ceil_div(others * (own.stake_norm + self.floor_lag()), UNIT)
+        ahead = -(-others * (own.stake_norm + self.floor_lag()) // UNIT)
         return own.work + ahead + self.stake - own.stake
 
     def forget(self) -> list[Account]:

@@ -10,7 +10,6 @@ from heapq import heappop, heappush, nsmallest
 from itertools import count
 
 from fairness import events
-from fairness.cost import output_cost, prompt_cost
 from fairness.counters import Account, Entry, Ticket
 from fairness.credits import Replica
 from fairness.ledger import Ledger
@@ -46,6 +45,7 @@ class Pool:
         self.num_arrivals = 0
         self.now = 0.0
         self.effects: list[events.Effect] = []
+        self._output_price = config.prices.output
         self._stamps = count(1)
         self._expiries: list[tuple[float, int, Ticket]] = []
 
@@ -113,7 +113,7 @@ class Pool:
 
     def open_output(self, ticket: Ticket) -> int:
         """What the request can still be charged for output."""
-        return output_cost(self.config.prices, ticket.output_limit - ticket.output_tokens)
+        return self._output_price * (ticket.output_limit - ticket.output_tokens)
 
     def account(self, ticket: Ticket) -> Account:
         """The account of a request's tenant."""
@@ -127,7 +127,7 @@ class Pool:
         `lead`: how far above the floor its tenant may have stood. Returns the charge.
         """
         first_time = ticket.charged is None
-        prompt = prompt_cost(self.config.prices, ticket.prompt_tokens) if first_time else 0
+        prompt = ticket.prompt_milli if first_time else 0
         self.leave_queue(account, ticket)
         account.in_flight += ticket.sequences
         account.open_output += self.open_output(ticket)
@@ -287,8 +287,7 @@ class Pool:
         account.waiting_output += sign * ticket.output_limit
         account.waiting_prefixed += sign * bool(ticket.prefix)
         if ticket.charged is None:
-            prompt = prompt_cost(self.config.prices, ticket.prompt_tokens)
-            account.waiting_prompts += sign * prompt
+            account.waiting_prompts += sign * ticket.prompt_milli
 
     @staticmethod
     def _entries(account: Account) -> Iterator[Entry]:

@@ -11,7 +11,7 @@ CONFIG = PoolConfig()
 
 
 def ticket(name="q", prompt=10, sequences=1, affinity=0) -> Ticket:
-    return Ticket(name, "t", 0, 0.0, prompt, 5, sequences, affinity, (), prompt)
+    return Ticket(name, "t", 0, 0.0, prompt, 5, sequences, affinity, (), prompt, 0, 5)
 
 
 def replica(name: str, in_flight: int = 0, slots: int = 100, kv_tokens: int = 1 << 20) -> Replica:
