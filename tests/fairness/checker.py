@@ -120,6 +120,8 @@ class Watch:
             "all service is what was charged": (shown.service_milli, books.service),
             "urgent service is what was charged": (shown.urgent_milli, books.urgent),
             "urgent grants are counted": (shown.urgent_grants, self.turns.urgent_grants),
+            "a stop for want of KV is shown": (shown.stopped_at, self.turns.stopped_at),
+            "stops for want of KV are counted": (shown.misfits, self.turns.misfits),
             "passes are counted": (shown.overtakes_max, self.turns.most_passes),
             "misses are counted": (
                 {reason: count for reason, count in shown.missed.items() if count},

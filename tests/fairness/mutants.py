@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fairness import events, snapshot
+from fairness import dispatcher, events, snapshot
 from fairness.caps import normalised
 from fairness.counters import Account, Ticket
 from fairness.credits import Replica
@@ -121,7 +121,14 @@ def weight_change_keeps_the_counter(patch) -> None:
 
 
 def output_of_one_sequence_only(patch) -> None:
-    patch.setattr(Ticket, "output_limit", property(lambda ticket: ticket.max_output_tokens))
+    ticket_of = dispatcher._ticket
+
+    def narrow(*args) -> Ticket:
+        ticket = ticket_of(*args)
+        ticket.output_limit = ticket.max_output_tokens
+        return ticket
+
+    patch.setattr(dispatcher, "_ticket", narrow)
 
 
 def sequences_counted_as_one(patch) -> None:

@@ -33,6 +33,8 @@ class Turns:
         self.ratios = ratios
         self.passed: list[events.Passed] = []
         self.must_wait = False
+        self.stopped_at: str | None = None
+        self.misfits = 0
         self.grants = 0
         self.urgent_grants = 0
         self.most_passes = 0
@@ -120,6 +122,7 @@ class Turns:
             demand(not fits, "a pinned request that fits is dispatched", pinned.spec)
         self.must_wait = False
         turn = self._turn()
+        self._note_stop(turn)
         if turn is None:
             return
         demand(not turn.fits, "the pool idles only when the next fits nowhere", turn)
@@ -129,6 +132,18 @@ class Turns:
             demand(self._urgent(turn) is None, "an urgent head goes next", turn)
             passer = self._passer(turn)
             demand(passer is None, "the pool idles only when none within slack fits", turn, passer)
+
+    def _note_stop(self, turn: Turn | None) -> None:
+        """A stop is for want of KV when some replica has the slots for the one whose turn it is."""
+        before, self.stopped_at = self.stopped_at, None
+        held = None if self.books.pinned is None else self.books.pinned.pinned
+        if turn is not None:
+            wanted = turn.chosen.spec.sequences
+            for room in self.books.replicas.values():
+                free = room.capacity.slots + self.config.lookahead - room.in_flight
+                if room.accepting and room.name != held and wanted <= free:
+                    self.stopped_at = turn.chosen.spec.request
+        self.misfits += self.stopped_at not in {None, before}
 
     # --- parts ---
 
