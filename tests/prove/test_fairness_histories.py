@@ -10,14 +10,18 @@ import os
 import time
 
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from fairness.policy import FcfsPolicy
 from tests.fairness.histories import HISTORIES, watched
 from tests.fairness.lives import FAIR, many
+from tests.fairness.test_machine import PoolLife
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(5400)]
 
 GRANTS = int(os.environ.get("EVENHAND_PROVE_HISTORIES_GRANTS", "1000000"))
+EXAMPLES = int(os.environ.get("EVENHAND_PROVE_HISTORIES_EXAMPLES", "600"))
 A_LIFE = 1_000
 CLOSELY = 100
 CONTROL = 5
@@ -52,6 +56,19 @@ def test_every_promise_holds_over_a_million_grants():
     )
     assert all(ratio <= 1 for ratio in lives.ratios.values())
     assert all(control.ratios[what] > 1 for what in FAIR)
+
+
+def test_dispatcher_twin_and_watch_agree_in_stateful_lives():
+    """The machine of `make test`, longer and more often: Hypothesis draws it and shrinks it."""
+    longer = settings(PoolLife.TestCase.settings, max_examples=EXAMPLES, stateful_step_count=120)
+    started = time.perf_counter()
+    run_state_machine_as_test(PoolLife, settings=longer)
+    seconds = round(time.perf_counter() - started)
+    print(
+        json.dumps(
+            {"claim": "twin, watch and dispatcher agree", "examples": EXAMPLES, "s": seconds}
+        )
+    )
 
 
 def rounded(ratios):
