@@ -32,7 +32,7 @@ from fairness.events import (
 )
 from fairness.journal import Entry, Header, LineError, read_entries, read_header
 from fairness.policy import VtcPolicy
-from fairness.replay import Replay, described, restored
+from fairness.replay import Replay, restored
 
 
 class Auditor:
@@ -57,7 +57,7 @@ class Auditor:
         self._header: Header | None = None
         self._input: tuple[Input, Place] | None = None
         self._group: list[tuple[Effect, Place]] = []
-        self._place = Place(0, 0, None, "", None)
+        self._place = Place(0, 0, None, "nothing", None)
         self._missing: dict[str, float] = {}
         self._reported: set[tuple[str, str]] = set()
         self._wall = 0.0
@@ -77,7 +77,7 @@ class Auditor:
                 line = entry.line
                 self._entry(entry)
         except LineError as error:
-            report.breach("damage", Place(number, error.line, None, "", None), error.problem)
+            report.breach("damage", Place(number, error.line, None, "a line", None), error.problem)
             self._chain.lost()
             self._lose()
         self._end_segment(number, line, last=last)
@@ -150,7 +150,7 @@ class Auditor:
         if header is None:
             raise AssertionError("an entry before a header")
         wall = event.now - header.now + header.wall
-        place = Place(header.segment, entry.line, entry.sequence, described(event), wall)
+        place = Place(header.segment, entry.line, entry.sequence, event, wall)
         if not self._chain.entry(entry, place):
             self._lose()
         if isinstance(event, Restarted):
@@ -171,7 +171,7 @@ class Auditor:
             self._report.open_end = True
             self._input = None
         elif owed:
-            place = Place(number, line + 1, self._chain.sequence, described(owed[0]), None)
+            place = Place(number, line + 1, self._chain.sequence, owed[0], None)
             self._report.breach("replay", place, "this effect of the last input is missing")
             self._replay = None
         self._end_group()

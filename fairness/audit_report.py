@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fairness.events import Event
+from fairness.replay import described
 from fairness.types import MissReason, TenantId
 
 KEPT_BREACHES = 1_000
@@ -15,18 +17,26 @@ KEPT_BREACHES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an event is: `line` counts from 1 in its segment, `sequence` in the whole log."""
+    """Where an event is: `line` counts from 1 in its segment, `sequence` in the whole log.
+
+    `event` is the event, or what is in its stead.
+    """
 
     segment: int
     line: int
     sequence: int | None
-    event: str
+    event: Event | str
     at: float | None
+
+    @property
+    def words(self) -> str:
+        """The event in a few words."""
+        return self.event if isinstance(self.event, str) else described(self.event)
 
     def __str__(self) -> str:
         """As people are told."""
         number = "" if self.sequence is None else f"event {self.sequence}, "
-        return f"{number}segment {self.segment}, line {self.line}: {self.event}"
+        return f"{number}segment {self.segment}, line {self.line}: {self.words}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +201,15 @@ class Report:
         return asdict(self) | {
             "kept": self.kept,
             "breaches": [
-                asdict(one.place) | {"check": one.check, "problem": one.problem}
+                {
+                    "check": one.check,
+                    "problem": one.problem,
+                    "segment": one.place.segment,
+                    "line": one.place.line,
+                    "sequence": one.place.sequence,
+                    "event": one.place.words,
+                    "at": one.place.at,
+                }
                 for one in self.breaches
             ],
         }

@@ -28,6 +28,7 @@ FORMAT = 1
 DIGEST_BYTES = 8
 _HEADER = "header"
 _TAIL = len(',""]') + 2 * DIGEST_BYTES
+_DECODE = json.JSONDecoder().decode
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -132,12 +133,17 @@ def read_entries(digest: str, lines: Iterable[bytes]) -> Iterator[Entry]:
         digest = named
 
 
+def digest_of(line: bytes) -> str:
+    """The digest that a line names, right or wrong. Raises LineError."""
+    return _open(0, line)[1]
+
+
 def _open(number: int, line: bytes) -> tuple[bytes, str, list[Any]]:
     """A line's sealed part, its digest, and its items before the digest."""
     text = line.removesuffix(b"\n")
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = _DECODE(text.decode("ascii"))
+    except (ValueError, RecursionError):
         raise LineError(number, "no JSON") from None
     if not isinstance(value, list) or len(value) != 3 or type(value[2]) is not str:
         raise LineError(number, "a line is a list of three items, a digest the last")

@@ -6,7 +6,8 @@ from pathlib import Path
 from fairness.audit import Auditor
 from fairness.audit_report import Report
 from fairness.journal import Header, LineError, read_entries, read_header
-from gateway.eventfiles import EventLogError, Segment, pool_directory, pools, segments
+from gateway.eventfiles import PART, EventLogError, Segment, pool_directory, pools, segments
+from gateway.eventrecovery import goes_on
 
 Span = tuple[float | None, float | None]
 PLOTTED = 200
@@ -46,7 +47,7 @@ def audit_log(
     """
     auditor = Auditor(span=span, window_s=window_s)
     try:
-        known = segments(directory)
+        known = _readable(directory)
         for segment in _needed(known, span):
             lines = _counted(segment.lines(), on_bytes)
             auditor.segment(segment.number, lines, last=segment is known[-1])
@@ -61,12 +62,12 @@ def audit_log(
 
 def bytes_of(directory: Path, span: Span) -> int:
     """How many bytes `audit_log` is going to read. Raises OSError."""
-    return sum(segment.size for segment in _needed(segments(directory), span))
+    return sum(segment.size for segment in _needed(_readable(directory), span))
 
 
 def fine_window_s(directory: Path, span: Span) -> float:
     """A window such that a plot has enough of them, at least one second. Raises OSError."""
-    known = _needed(segments(directory), span)
+    known = _needed(_readable(directory), span)
     begin, end = span
     if begin is None and (header := _header(known[0])) is not None:
         begin = header.wall
@@ -75,6 +76,15 @@ def fine_window_s(directory: Path, span: Span) -> float:
     if begin is None or end is None:
         return 1.0
     return max(1.0, (end - begin) // PLOTTED)
+
+
+def _readable(directory: Path) -> list[Segment]:
+    """All segments, also one that was begun before its writer was killed."""
+    known = segments(directory)
+    for part in segments(directory, PART):
+        if goes_on(known, part):
+            known.append(part)
+    return known
 
 
 def _needed(known: list[Segment], span: Span) -> list[Segment]:

@@ -23,7 +23,7 @@ class EventLogError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file of a pool's log."""
+    """One file of a pool's log; one that was only begun may get its last name at any time."""
 
     number: int
     path: Path
@@ -31,12 +31,15 @@ class Segment:
     @property
     def size(self) -> int:
         """Its bytes. Raises OSError."""
-        return self.path.stat().st_size
+        return self._there().stat().st_size
 
     def lines(self) -> Iterator[bytes]:
         """Its lines with their line ends, which the last may lack. Raises OSError."""
-        with self.path.open("rb") as file:
+        with self._there().open("rb") as file:
             yield from file
+
+    def _there(self) -> Path:
+        return self.path if self.path.exists() else self.path.with_suffix(SUFFIX)
 
 
 def pool_directory(root: Path, pool: str) -> Path:

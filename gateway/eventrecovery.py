@@ -6,14 +6,14 @@ counters of zero would forgive whoever owes most, so nobody but an operator may 
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fairness.checkpoint import CheckpointError
 from fairness.dispatcher import Dispatcher
 from fairness.events import Event, Restarted
-from fairness.journal import Header, LineError, Sealer, read_entries, read_header
+from fairness.journal import Header, LineError, Sealer, digest_of, read_entries, read_header
 from fairness.replay import Replay, described, restored
 from gateway.eventfiles import (
     PART,
@@ -61,7 +61,7 @@ def _settle_part(directory: Path) -> None:
     Where it does not, power was lost before the disk had either, and nothing was promised of it.
     """
     for part in segments(directory, PART):
-        if _goes_on(directory, part):
+        if goes_on(segments(directory), part):
             part.path.rename(segment_path(directory, part.number, SUFFIX))
         else:
             log.warning("%s was never on disk whole and is dropped", part.path)
@@ -69,30 +69,30 @@ def _settle_part(directory: Path) -> None:
         sync_directory(directory)
 
 
-def _goes_on(directory: Path, part: Segment) -> bool:
+def goes_on(known: Iterable[Segment], part: Segment) -> bool:
+    """Whether a segment that was only begun follows on one of the known. Raises OSError."""
     first = next(part.lines(), b"")
-    if not first.endswith(b"\n"):
-        return False
     try:
         header, _ = read_header(first)
     except LineError:
         return False
-    before = [segment for segment in segments(directory) if segment.number == part.number - 1]
-    if not before:
-        return part.number == 1
-    return header.previous == _last_digest(before[0])
+    if not first.endswith(b"\n"):
+        return False
+    for segment in known:
+        if segment.number == part.number - 1:
+            return header.previous == _last_digest(segment)
+    return part.number == 1
 
 
-def _last_digest(segment: Segment) -> str:
-    """The digest of a segment's last whole line; "" where it cannot be read."""
-    lines = segment.lines()
+def _last_digest(segment: Segment) -> str | None:
+    """The digest of a segment's last line, if that is whole."""
+    last = b""
+    for line in segment.lines():
+        last = line
     try:
-        _, digest = read_header(next(lines, b""))
-        for entry in read_entries(digest, lines):
-            digest = entry.digest
+        return digest_of(last) if last.endswith(b"\n") else None
     except LineError:
-        return ""
-    return digest
+        return None
 
 
 def _replayed(segment: Segment) -> Recovered:
