@@ -33,9 +33,9 @@ from fairness.policy import FcfsPolicy, VtcPolicy
 from fairness.types import GrantReason, MissReason, PoolConfig, TenantTerms
 
 SECONDS = 450.0
-SLOTS, STEP_S = 2, 0.03
+SLOTS, STEP_S = 1, 0.03
 HEAVY, LIGHT = "heavy", ("one", "two", "three")
-PROMPT, ESSAY, WORDS = 8, 256, Uniform(8, 16)
+PROMPT, ESSAY, WORDS = 8, 128, Uniform(8, 16)
 MEAN_WORDS, MOST_WORDS = 12, 16
 HEAVY_LOAD, LIGHT_LOAD = 10.0, 1.05  # in fair shares
 AS_PROMISED, UNBUDGETED = "deadlines as promised", "no budget, no slack"
@@ -58,13 +58,13 @@ def setting(rng: Generator, seconds: float = SECONDS) -> Setting:
         traffic(rng, clients, seconds),
         seconds,
         since=seconds / 15,
-        replicas=_two_slots,
+        replicas=_one_slot,
         pool=PoolConfig(lookahead=0, ttl_s=TTL_S, t_max_s=T_MAX_S),
         sample_every=4,
     )
 
 
-def _two_slots() -> Sequence[Replica]:
+def _one_slot() -> Sequence[Replica]:
     config = CoreConfig(1_024, 1 << 12, MODEL_DIGEST, max_num_seqs=SLOTS)
     return [Replica("replica", config, EverySame(STEP_S))]
 
