@@ -431,15 +431,18 @@ def test_another_order_than_the_promised(monkeypatch):
     assert "replay" not in found
 
 
+CHARGE = Account.charge
+
+
+def only_more(account, milli):
+    CHARGE(account, max(0, milli))
+
+
 MUTANTS = {
     "no lift": (Account, "lift", lambda _self, _floor: False, "transitions"),
     "no misses": (grants.Granter, "report_misses", lambda _self: None, "deadlines"),
     "no budget": (starvation.UrgentLane, "affords", lambda *_: True, "urgent"),
-    "half price": (
-        *(pool, "prompt_cost"),
-        lambda prices, tokens, cached=0: prices.uncached * tokens // 2,
-        "charges",
-    ),
+    "no refunds": (Account, "charge", only_more, "counters"),
     "no expiry": (pool.Pool, "due", lambda _self: iter(()), "transitions"),
 }
 
