@@ -96,9 +96,6 @@ class Watch:
         self.bounds.check_live(self.snapshot)
         self._check_pool()
         self._check_tenants()
-        for seen in self.live.values():
-            homeless = seen.replica is None and self.books.homeless(seen)
-            demand(not homeless, "what no replica can ever hold does not wait", seen.spec)
 
     def __getattr__(self, name: str):
         """`watch.enqueued(request=...)` applies `Enqueued(now=..., request=...)`."""
@@ -157,6 +154,8 @@ class Watch:
             }
             for claim, (theirs, ours) in agree.items():
                 demand(theirs == ours, claim, tenant.tenant, theirs, ours)
+            homeless = head is not None and self.books.homeless(head)
+            demand(not homeless, "what no replica can ever hold does not wait", tenant.tenant)
 
     # --- what tests ask ---
 

@@ -1,21 +1,34 @@
 """The lazy heap against a plain minimum."""
 
+from dataclasses import dataclass
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairness.ordering import LazyMinHeap
 
-STEPS = st.lists(st.tuples(st.sampled_from("abcd"), st.none() | st.integers(0, 9)), max_size=60)
+
+@dataclass(eq=False)
+class Member:
+    """What the heap asks of an account; two may bear the same tenant's name, one after the other."""
+
+    tenant: str
+    serial: int
+    key: int | None = None
+
+
+MEMBERS = st.integers(0, 5)
+STEPS = st.lists(st.tuples(MEMBERS, st.none() | st.integers(0, 9)), max_size=60)
 
 
 @given(STEPS)
 def test_the_least_is_the_minimum_of_all_candidates(steps) -> None:
-    keys: dict[str, int | None] = {}
-    heap = LazyMinHeap(keys.get)
-    for member, key in steps:
-        before = keys.get(member)
-        keys[member] = key
+    members = [Member("abcd"[serial % 4], serial) for serial in range(6)]
+    heap = LazyMinHeap(lambda member: member.key)
+    for index, key in steps:
+        member, before = members[index], members[index].key
+        member.key = key
         if key is not None and (before is None or key < before):
             heap.offer(member)  # a rise or a withdrawal needs no notice
-        candidates = [(k, m) for m, k in keys.items() if k is not None]
-        assert heap.least() == (min(candidates)[1] if candidates else None)
+        candidates = [(m.key, m.tenant, m.serial, m) for m in members if m.key is not None]
+        assert heap.least() is (min(candidates)[3] if candidates else None)
