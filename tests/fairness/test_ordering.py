@@ -10,7 +10,7 @@ from fairness.ordering import LazyMinHeap
 
 @dataclass(eq=False)
 class Member:
-    """What the heap asks of an account; two may bear the same tenant's name, one after the other."""
+    """What the heap asks of an account; two may be of one tenant, one after the other."""
 
     tenant: str
     serial: int
