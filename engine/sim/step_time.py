@@ -152,3 +152,28 @@ class Roofline:
         if not work.num_rows:
             return self.overhead_s
         return max(self.memory_s(work), self.arithmetic_s(work)) + self.overhead_s
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPass:
+    """A server that computes prompts and next tokens in two passes, one after the other.
+
+    The pass of next tokens costs a fixed time, one per row, and one per position it reads; a
+    prompt costs time per token. Passes without work cost nothing.
+    """
+
+    decode_s: float
+    decode_row_s: float
+    kv_token_s: float
+    prefill_token_s: float
+    idle_s: float = 1e-3
+
+    def seconds(self, work: StepWork) -> float:
+        """Both passes. A step without rows costs `idle_s`."""
+        if not work.num_rows:
+            return self.idle_s
+        seconds = self.prefill_token_s * work.prefill_tokens
+        if work.decode_tokens:
+            seconds += self.decode_s + self.decode_row_s * work.decode_tokens
+            seconds += self.kv_token_s * work.decode_pairs
+        return seconds

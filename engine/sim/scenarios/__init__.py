@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from engine.sim.scenario import Scenario
 from engine.sim.scenarios import (
+    artifact,
     batching,
     chat,
     fair,
@@ -19,7 +20,18 @@ from engine.sim.scenarios import (
 SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
     {
         scenario.name: scenario
-        for module in (batching, memory, sharing, prefill, prefix, thrash, fairness, fair, chat)
+        for module in (
+            batching,
+            memory,
+            sharing,
+            prefill,
+            prefix,
+            thrash,
+            fairness,
+            fair,
+            artifact,
+            chat,
+        )
         for scenario in module.SCENARIOS
     }
 )
