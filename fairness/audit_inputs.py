@@ -33,7 +33,7 @@ def take(book: Book, event: events.Input, effects: Sequence[Effect]) -> None:
         case events.NotStarted():
             _not_started(book, event.request)
         case events.Requeued():
-            _requeue(book, event.request)
+            _requeue(book, event.request, effects)
         case events.Cancelled():
             _cancel(book, event.request)
         case _:
@@ -133,10 +133,11 @@ def _not_started(book: Book, name: str) -> None:
         book.end(tenant, request)
 
 
-def _requeue(book: Book, name: str) -> None:
+def _requeue(book: Book, name: str, effects: Sequence[Effect]) -> None:
     request = _flying(book, name)
     if request is not None and not request.output:
         book.wait_again(request)
+        _refuse_waiting(book, effects)
 
 
 def _cancel(book: Book, name: str) -> None:
@@ -194,10 +195,16 @@ def _settle_replicas(book: Book, lost: list[Request], effects: Sequence[Effect])
         if not request.output:
             book.wait_again(request)
     book.set_credit()
+    _refuse_waiting(book, effects)
+
+
+def _refuse_waiting(book: Book, effects: Sequence[Effect]) -> None:
+    """What waits and can never be held ends, as the effects in hand say."""
     for effect in effects:
-        refused = isinstance(effect, Refused) and effect.request in book.requests
-        if refused and book.requests[effect.request].queued:  # type: ignore[union-attr]
-            book.expect_refused(effect)  # type: ignore[arg-type]
+        if isinstance(effect, Refused):
+            request = book.requests.get(effect.request)
+            if request is not None and request.queued:
+                book.expect_refused(effect)
 
 
 def _restart(book: Book) -> None:

@@ -77,7 +77,8 @@ class EventLog:
         self._on_health = on_health
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lines: deque[bytes] = deque()
-        self._scheduled = False
+        self._turn: asyncio.Handle | None = None
+        self._closed = False
         self._write_problem: str | None = None
         self._sync_problem: str | None = None
         self._reported: str | None = None
@@ -152,15 +153,16 @@ class EventLog:
 
     def append(self, event: Input, effects: Sequence[Effect]) -> None:
         """Log an input and what followed; written once this turn of the event loop is over."""
+        if self._closed:
+            raise ValueError("the event log is closed")
         seal = self._sealer.event
         self._lines.append(seal(event))
         for effect in effects:
             self._lines.append(seal(effect))
         self.last_now = event.now
-        if not self._scheduled:
-            self._scheduled = True
+        if self._turn is None:
             self._loop = asyncio.get_running_loop()
-            self._loop.call_soon(self._flush)
+            self._turn = self._loop.call_soon(self._flush)
 
     @property
     def backlog(self) -> int:
@@ -178,7 +180,10 @@ class EventLog:
         return self._write_problem or self._sync_problem
 
     def close(self) -> None:
-        """Write and sync what is left, and let the next gateway have the log."""
+        """Write and sync what is left, and let the next gateway have the log; nothing after it."""
+        self._closed = True
+        if self._turn is not None:
+            self._turn.cancel()
         while self._lines:
             try:
                 self._write()
@@ -205,16 +210,15 @@ class EventLog:
             self._again(RETRY_S)
         else:
             self._write_problem = None
+            self._turn = None
             if self._lines:
                 self._again(0.0)
-            else:
-                self._scheduled = False
         self._tell()
 
     def _again(self, delay_s: float) -> None:
         if self._loop is None:
             raise AssertionError("nothing was appended")
-        self._loop.call_later(delay_s, self._flush)
+        self._turn = self._loop.call_later(delay_s, self._flush)
 
     def _write(self) -> None:
         """Write the next lines, or a part of them. Raises OSError, and then nothing is lost."""

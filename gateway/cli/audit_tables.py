@@ -43,7 +43,11 @@ def _title(report: Report) -> str:
         f"pool {report.pool}, policy {report.policy}: events {report.first_sequence} to"
         f" {report.last_sequence} in segments {first} to {last}, {report.incarnations} starts"
     )
-    return words + (", ends within an event" if report.open_end else "")
+    allowed = (
+        f"\nallowed: {report.max_passes} passes of either kind, an urgent share of"
+        f" {report.urgent_share_allowed:.0%} and one request of {_units(report.largest_request)}"
+    )
+    return words + (", ends within an event" if report.open_end else "") + allowed
 
 
 def _verdict(report: Report) -> str:

@@ -14,6 +14,7 @@ from fairness.audit_report import merged
 from fairness.codec import is_input
 from fairness.counters import Account
 from fairness.events import (
+    Corrected,
     DegradedOff,
     DegradedOn,
     Emitted,
@@ -24,7 +25,9 @@ from fairness.events import (
     Granted,
     Missed,
     Pinned,
+    Refused,
     ReplicaUp,
+    Requeued,
     Ticked,
 )
 from fairness.policy import FcfsPolicy, Policy, VtcPolicy
@@ -489,6 +492,17 @@ def test_a_request_older_than_its_time_to_live_is_told_by_its_expiry():
     report = audited(sealed(contents))
     assert "transitions" in checks(report)
     assert "Expired old should be here and is missing" in {one.problem for one in report.breaches}
+
+
+def test_a_request_that_was_sent_back_and_fits_nowhere_any_more():
+    recorder = Recorder()
+    recorder.apply(ReplicaUp(recorder.now, "r", ReplicaCapacity(4, 64)))
+    terms = TenantTerms(1000, 1, 50, 9)
+    recorder.apply(Enqueued(recorder.now, "estimated", "t", terms, 5, 5))
+    recorder.apply(Corrected(recorder.now, "estimated", 500, 0))
+    (refused,) = recorder.apply(Requeued(recorder.now, "estimated"))[-2:-1]
+    assert isinstance(refused, Refused)
+    assert audited(recorder.segments).breaches == []
 
 
 def test_a_long_run_with_many_tenants_watches_some_pairs_and_bounds_all():

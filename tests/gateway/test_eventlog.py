@@ -676,6 +676,17 @@ def test_a_file_that_could_not_be_begun_is_not_left(tmp_path, monkeypatch):
     assert not (tmp_path / "x").exists()
 
 
+async def test_nothing_is_written_once_it_is_closed(tmp_path):
+    gateway = Gateway(tmp_path, segment_bytes=100)
+    gateway.up()
+    gateway.log.close()
+    with pytest.raises(ValueError, match="closed"):
+        gateway.ask()
+    await asyncio.sleep(0.01)
+    assert [segment.number for segment in segments(own(tmp_path))] == [1]
+    assert len(events_of(tmp_path)) == 1
+
+
 async def test_ticks_alone_make_a_log_too(tmp_path):
     gateway = Gateway(tmp_path)
     gateway.apply(Ticked)
