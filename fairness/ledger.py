@@ -37,6 +37,7 @@ class Ledger:
         self._by_refund = LazyMinHeap(_refund)
         self._by_largest = LazyMinHeap(_largest)
         self._quiet = LazyMinHeap(_quiet_counter)
+        self._orders = (self._by_rank, self._by_settled, self._by_refund, self._by_largest)
 
     def open(self, tenant: TenantId, terms: TenantTerms) -> Account:
         """The tenant's account; a new one starts at the floor."""
@@ -129,6 +130,10 @@ class Ledger:
             self._floor_lag = lag
         return lag
 
+    def floor_lag_seen(self) -> int:
+        """The same from the accounts alone: for a reader in another thread."""
+        return max((account.refund_cap for account in tuple(self.accounts.values())), default=0)
+
     def largest_request(self) -> int:
         """The cost of the largest request of one sequence that any known tenant may send."""
         account = self._by_largest.least()
@@ -153,6 +158,8 @@ class Ledger:
                 break
             del self.accounts[account.tenant]
             account.gone = True
+            for order in (*self._orders, self._quiet):
+                order.drop(account)
             self._floor_lag = None
             forgotten.append(account)
         return forgotten
@@ -169,9 +176,8 @@ class Ledger:
     def _offer(self, account: Account) -> None:
         """All its keys may have fallen."""
         self._floor_lag = None
-        for order in (self._by_rank, self._by_settled, self._by_refund, self._by_largest):
+        for order in (*self._orders, self._quiet):
             order.offer(account)
-        self._quiet.offer(account)
 
     def rank(self, account: Account) -> int:
         """The rank of a backlogged account."""

@@ -1,16 +1,19 @@
 """The account with the smallest key, when keys mostly rise: a heap that looks only at its top.
 
 Keys live with their owner and are read through a function; None means "not a candidate". A rise or
-a withdrawal needs no notice. A fall or a new candidate must be offered. Ties go to the smaller id.
+a withdrawal needs no notice. A fall or a new candidate must be offered, and an account that never
+comes back must be dropped. Ties go to the smaller id.
 """
 
 from collections.abc import Callable
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 
 from fairness.counters import Account
 from fairness.types import TenantId
 
 _Entry = tuple[int, TenantId, int, Account]
+SPARE = 64
+"""So many entries may be out of date beyond as many as there are accounts."""
 
 
 class LazyMinHeap:
@@ -31,6 +34,12 @@ class LazyMinHeap:
             self._recorded[account] = key
             # The serial keeps two accounts of one tenant, one after the other, from being compared.
             heappush(self._entries, (key, account.tenant, account.serial, account))
+            self._tidy()
+
+    def drop(self, account: Account) -> None:
+        """The account never is a candidate again: let go of it."""
+        if self._recorded.pop(account, None) is not None:
+            self._tidy()
 
     def least(self) -> Account | None:
         """The candidate with the smallest key; None when there is none."""
@@ -49,3 +58,10 @@ class LazyMinHeap:
                 self._recorded[account] = key
                 heapreplace(entries, (key, tenant, serial, account))
         return None
+
+    def _tidy(self) -> None:
+        """Leave out what is out of date, before it outweighs what is not."""
+        recorded = self._recorded
+        if len(self._entries) > 2 * len(recorded) + SPARE:
+            self._entries = [entry for entry in self._entries if recorded.get(entry[3]) == entry[0]]
+            heapify(self._entries)

@@ -6,13 +6,14 @@ a head gets its deadline, and a limit of the tenant's own stops that clock.
 """
 
 from collections.abc import Iterator
-from heapq import heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush
 from itertools import count
 
 from fairness import events
-from fairness.counters import Account, Entry, Ticket
+from fairness.counters import Account, Ticket
 from fairness.credits import Replica
 from fairness.ledger import Ledger
+from fairness.ordering import SPARE
 from fairness.policy import Policy
 from fairness.prefixes import PrefixIndex
 from fairness.starvation import Deadlines, RateMeter, UrgentLane
@@ -68,8 +69,20 @@ class Pool:
         return None
 
     def first_waiting(self, account: Account, most: int) -> list[Ticket]:
-        """The first requests of the tenant's queue, at most so many, in order."""
-        return [entry[3] for entry in nsmallest(most, self._entries(account))]
+        """The first requests of the tenant's queue, at most so many, in order.
+
+        It goes down the heap from its top, so a long queue costs no more than a short one.
+        """
+        waiting, found = account.waiting, list[Ticket]()
+        frontier = [(waiting[0], 0)] if waiting else []
+        while frontier and len(found) < most:
+            (_, _, stamp, ticket), index = heappop(frontier)
+            if ticket.stamp == stamp:
+                found.append(ticket)
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(waiting):
+                    heappush(frontier, (waiting[child], child))
+        return found
 
     def wait(self, account: Account, ticket: Ticket) -> None:
         """Queue a request; one that was granted before goes to the front."""
@@ -86,6 +99,9 @@ class Pool:
         """The request waits no longer."""
         ticket.stamp = 0
         self._tally(account, ticket, -1)
+        if len(account.waiting) > 2 * account.num_waiting + SPARE:
+            account.waiting = [entry for entry in account.waiting if entry[3].stamp == entry[2]]
+            heapify(account.waiting)
 
     def watch_expiry(self, ticket: Ticket) -> None:
         """The request is to end when its TTL is over, unless it is in flight then."""
@@ -288,7 +304,3 @@ class Pool:
         account.waiting_prefixed += sign * bool(ticket.prefix)
         if ticket.charged is None:
             account.waiting_prompts += sign * ticket.prompt_milli
-
-    @staticmethod
-    def _entries(account: Account) -> Iterator[Entry]:
-        return (entry for entry in account.waiting if entry[3].stamp == entry[2])

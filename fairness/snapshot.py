@@ -11,13 +11,13 @@ from fairness.pool import Pool
 
 
 def pool_snapshot(pool: Pool, granter: Granter) -> PoolSnapshot:
-    """The whole pool. Tables are copied first: metrics are also read from a thread."""
+    """The whole pool; changes nothing and copies tables first, as a thread reads metrics too."""
     ledger, tallies = pool.ledger, granter.tallies
     backlogged = ledger.backlogged()
     return PoolSnapshot(
         floor=ledger.floor,
         spread=spread(backlogged),
-        bound=bound_terms(backlogged, ledger.floor_lag()),
+        bound=bound_terms(backlogged, ledger.floor_lag_seen()),
         jain=service_jain(backlogged, pool.now),
         stopped_at=granter.stopped_at,
         misfits=tallies.misfits,
