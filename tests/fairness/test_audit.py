@@ -48,7 +48,7 @@ ROOMY = ReplicaCapacity(4, 1 << 20)
 
 @pytest.fixture(scope="module")
 def recorder():
-    return random_log(11, steps=2500)
+    return random_log(11, steps=1400, per_segment=300)
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_whatever_a_dispatcher_does_passes(seed):
 
 def test_the_random_runs_do_everything():
     kinds = Counter()
-    for seed in range(4):
-        for _, events in opened(random_log(seed, steps=2500).segments):
+    for seed in range(3):
+        for _, events in opened(random_log(seed, steps=1800).segments):
             kinds.update(type(event).__name__ for event in events)
     rare = {"Pinned", "Dispatched", "Unpinned", "Missed", "Passed", "Restarted", "Lifted"}
     assert rare <= kinds.keys()
@@ -333,12 +333,15 @@ def test_a_grants_charge_dropped_and_sealed(contents):
 
 
 def test_one_charge_dropped_and_sealed(contents):
+    """A request's output is not charged at all: the next grant of its tenant tells."""
     events = contents[1][1]
-    fewer = index_of(events, lambda e: isinstance(e, Finished) and e.output_tokens > 8)
-    events[fewer] = replace(events[fewer], output_tokens=0)
-    done = [e for e in events[:fewer] if isinstance(e, Emitted) and e.request in str(events[fewer])]
-    for event in done:
-        events.remove(event)
+    granted = {event.request for event in events if isinstance(event, Granted)}
+    index = index_of(
+        events, lambda e: isinstance(e, Finished) and e.request in granted and e.output_tokens > 8
+    )
+    name = events[index].request
+    events[index] = replace(events[index], output_tokens=0)
+    contents[1][1] = [e for e in events if not (isinstance(e, Emitted) and e.request == name)]
     assert_found(contents, "replay", 2)
 
 
@@ -458,9 +461,11 @@ def test_a_broken_dispatcher_replays_and_is_found(mutant, monkeypatch):
     found = set()
     for seed in range(3):
         report = audited(random_log(seed, steps=900, config=config).segments)
-        assert not checks(report) & {"replay", "digests", "numbering"}
         found |= checks(report)
-    assert check in found
+        assert not found & {"replay", "digests", "numbering"}
+        if check in found:
+            return
+    pytest.fail(f"only {found} are found broken")
 
 
 def test_passes_beyond_k(monkeypatch):
@@ -472,10 +477,9 @@ def test_passes_beyond_k(monkeypatch):
         self._most_passes = 1000
 
     monkeypatch.setattr(grants.Granter, "__init__", unbounded)
-    found = set()
-    for seed in range(3):
-        found |= checks(audited(random_log(seed, steps=900).segments))
-    assert "passes" in found
+    assert any(
+        "passes" in checks(audited(random_log(seed, steps=900).segments)) for seed in range(3)
+    )
 
 
 def test_a_request_older_than_its_time_to_live_is_told_by_its_expiry():
