@@ -83,6 +83,7 @@ class EventLog:
         self._sync_problem: str | None = None
         self._reported: str | None = None
         self._rotation_due = False
+        self._full_at = 0
         self._sealer, self._file = self._begin_segment(header)
         self._syncer = Syncer(
             directory,
@@ -105,7 +106,7 @@ class EventLog:
         now: float,
         wall: Callable[[], float],
         incarnation: str,
-        segment_bytes: int = 64 * MIB,
+        segment_bytes: int = 16 * MIB,
         keep_bytes: int = 1024 * MIB,
         on_health: Callable[[str | None], None] = lambda _reason: None,
         on_synced: Callable[[float], None] = lambda _seconds: None,
@@ -179,6 +180,18 @@ class EventLog:
         """Why the log is not healthy."""
         return self._write_problem or self._sync_problem
 
+    def rest(self) -> None:
+        """Before `close`, end with a checkpoint: the next start then has nothing to replay.
+
+        So it starts at once, and a program whose rules differ from this one's can go on.
+        """
+        try:
+            while self._lines:
+                self._write()
+            self._rotate()
+        except OSError as error:
+            log.warning("the event log does not end with a checkpoint: %s", error.strerror)
+
     def close(self) -> None:
         """Write and sync what is left, and let the next gateway have the log; nothing after it."""
         self._closed = True
@@ -202,7 +215,7 @@ class EventLog:
         """Write what is there; every try that fails is followed by another in a moment."""
         try:
             self._write()
-            full = self._file.size >= self._segment_bytes
+            full = self._file.size >= self._full_at
             if not self._lines and (full or self._rotation_due):
                 self._rotate()
         except OSError as error:
@@ -275,6 +288,7 @@ class EventLog:
         sealer = Sealer(header.sequence, header.previous)
         file = begin(part, sealer.header(header))
         self.bytes_written += file.size
+        self._full_at = file.size + self._segment_bytes  # a large checkpoint leaves as much room
         return sealer, file
 
     def _names(self, header: Header) -> tuple[Path, Path]:

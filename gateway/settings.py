@@ -90,7 +90,7 @@ class FairnessSettings(BaseModel):
     ttl: float = Field(default=120.0, gt=0, lt=600)
     flush_interval: float = Field(default=0.1, gt=0)
     event_log: Literal["off"] | Path | None = None
-    segment_bytes: int = Field(default=64 * MIB, ge=64 * 1024)
+    segment_bytes: int = Field(default=16 * MIB, ge=64 * 1024)
     keep_bytes: int = Field(default=1024 * MIB, ge=0)
 
     @property
