@@ -170,6 +170,7 @@ class Gateway:
             await self._database.dispose()
         for pool in self.service.pools.values():
             if pool.log is not None:
+                pool.log.rest()
                 pool.log.close()
         await asyncio.to_thread(self._telemetry.shutdown)
 

@@ -31,6 +31,7 @@ from fairness.events import (
 )
 from fairness.journal import read_entries, read_header
 from fairness.policy import FcfsPolicy, VtcPolicy
+from fairness.replay import Replay
 from fairness.types import PoolConfig, Prices, ReplicaCapacity, TenantTerms
 from gateway import eventfiles, eventlog, eventsync
 from gateway.auditing import audit_log
@@ -212,6 +213,66 @@ async def test_segments_rotate_and_the_oldest_go(tmp_path):
     again = Gateway(tmp_path, "b")
     assert again.log.epoch == 2
     again.log.close()
+
+
+async def test_a_checkpoint_larger_than_a_segment_is_not_written_at_every_turn(tmp_path):
+    gateway = Gateway(tmp_path, segment_bytes=5000)
+    gateway.up()
+    for number in range(50):
+        gateway.apply(Enqueued, f"held{number}", f"tenant{number}", TERMS, 10, 20)
+    await settled(gateway.log)
+    for _ in range(40):
+        await gateway.work(1)
+        await settled(gateway.log)
+    gateway.log.close()
+    known = segments(own(tmp_path))
+    headers = sum(len(next(one.lines())) for one in known[1:])
+    assert headers > 5000 * (len(known) - 1) > 0
+    events = sum(one.size for one in known) - headers
+    assert len(known) <= 1 + events / 5000
+    assert audit_log(own(tmp_path)).breaches == []
+
+
+async def test_after_an_orderly_end_there_is_nothing_to_replay(tmp_path, monkeypatch):
+    """So other rules than those of the program that wrote the log can go on from it."""
+    gateway = Gateway(tmp_path)
+    gateway.up()
+    await gateway.work(20)
+    before = gateway.state()
+    gateway.ask()
+    gateway.log.rest()
+    gateway.log.close()
+    asked = gateway.state()
+
+    def other_rules(_replay, event):
+        raise AssertionError(f"{event} is replayed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Replay, "take", other_rules)
+        again = Gateway(tmp_path, "b")
+    again.log.close()
+    assert asked["arrivals"] == before["arrivals"] + 1
+    assert again.state()["arrivals"] == asked["arrivals"]
+    report = audit_log(own(tmp_path))
+    assert report.breaches == []
+    assert report.segments == [1, 2, 3]
+
+
+async def test_a_full_disk_at_the_end_only_costs_the_checkpoint(tmp_path, monkeypatch, caplog):
+    gateway = Gateway(tmp_path)
+    gateway.up()
+    await gateway.work(5)
+
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(eventlog, "begin", full)
+        gateway.log.rest()
+    gateway.log.close()
+    assert "does not end with a checkpoint: No space left" in caplog.text
+    Gateway(tmp_path, "b").log.close()
+    assert audit_log(own(tmp_path)).breaches == []
 
 
 async def test_settings_may_change_from_one_start_to_the_next(tmp_path):

@@ -113,13 +113,13 @@ async def test_off_records_nothing(make_gateway, folder):
 async def test_a_damaged_log_is_said_at_start_and_left_alone(make_gateway, folder):
     async with make_gateway(folder=folder) as gateway:
         assert (await ask(gateway))[0] == 200
-    (segment,) = segments(folder / "fairness" / "smollm2-135m")
-    content = segment.path.read_bytes()
-    segment.path.write_bytes(content.replace(b"Granted", b"Grunted", 1))
-    with pytest.raises(ConfigurationError, match=r"00000001\.log, line \d+"):
+    _, last = segments(folder / "fairness" / "smollm2-135m")
+    damaged = last.path.read_bytes().replace(b'"floor"', b'"flood"', 1)
+    last.path.write_bytes(damaged)
+    with pytest.raises(ConfigurationError, match=r"00000002\.log, line 1"):
         async with make_gateway(folder=folder):
             pass
-    assert segment.path.read_bytes() == content.replace(b"Granted", b"Grunted", 1)
+    assert last.path.read_bytes() == damaged
 
 
 async def _unready(gateway):
