@@ -10,7 +10,7 @@ from engine.sim.scenarios.fair.compare import FAIR, FCFS
 from fairness import events
 from fairness.types import MissReason
 
-pytestmark = pytest.mark.prove
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
 
 SECONDS, SEEDS = 900.0, (0, 1, 2)
 

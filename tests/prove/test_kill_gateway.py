@@ -20,7 +20,7 @@ from gateway.eventfiles import pool_directory, segments
 from tests.support.counting_engine import CountingEngine
 from tests.support.stack import EVENHAND, ROOT, clean_environment, run_cli
 
-pytestmark = pytest.mark.prove
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600)]
 
 KILLS = int(os.environ.get("EVENHAND_TEST_KILLS", "20"))
 LOAD_S = 3.0
