@@ -35,7 +35,7 @@ SLOTS, STEP_S = 8, 1.0
 BLOCKED, OTHERS = "blocked", ("one", "two")
 PROMPT, ANSWER = 16, 32
 NO_LIFT = "without the lift"
-TERMS = TenantTerms(1_000, concurrency=SLOTS, max_prompt_tokens=64, max_output_tokens=4_096)
+TERMS = TenantTerms(1_000, concurrency=2 * SLOTS, max_prompt_tokens=64, max_output_tokens=4_096)
 
 
 def setting(rng: Generator, hour: float = HOUR) -> Setting:
