@@ -7,6 +7,7 @@ from engine.sim.scenarios import SCENARIOS
 from engine.sim.scenarios.fair import (
     blocked,
     cancels,
+    compare,
     crash,
     deadlines,
     estimate,
@@ -20,11 +21,14 @@ from engine.sim.scenarios.fair import (
 )
 from engine.sim.scenarios.fair.compare import FAIR, FCFS, fair_and_fcfs
 from fairness import events
+from fairness.policy import VtcPolicy
 from fairness.types import MissReason
 
 
-def play(scenario, length, seed=0):
-    return scenario.plays(scenario.setting(default_rng(seed), length))
+def play(scenario, length):
+    """The fair queue, and the one without the rule."""
+    setting = scenario.setting(default_rng(0), length)
+    return {FAIR: compare.play(setting, VtcPolicy())} | scenario.without_rule(setting)
 
 
 def in_bound(*runs):
@@ -58,8 +62,11 @@ def test_an_estimate_that_is_never_settled_gives_most_to_long_answers():
 
 
 def test_a_tenth_of_the_deadlines_neither_starves_nor_feeds_the_heavy_tenant():
-    found = play(deadlines, 240.0, seed=1)
-    fair, free = found[FAIR], found[deadlines.UNBUDGETED]
+    long, short = (deadlines.setting(default_rng(1), seconds) for seconds in (240.0, 120.0))
+    natural = deadlines.natural_s(compare.play(short, VtcPolicy()))
+    fair = compare.play(deadlines.at_a_tenth(long, natural), VtcPolicy())
+    forced = deadlines.unbudgeted(deadlines.at_a_tenth(short, natural))
+    free = compare.play(forced, VtcPolicy())
     assert deadlines.urgent_share(fair) <= 0.05
     assert fair.shares[deadlines.HEAVY] == pytest.approx(0.25, abs=0.02)
     assert fair.jain >= 0.97

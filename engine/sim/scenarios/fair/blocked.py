@@ -20,8 +20,8 @@ from engine.sim.scenarios.fair.compare import (
     Client,
     Play,
     Setting,
-    fair_and_fcfs,
     play,
+    plays,
     result,
 )
 from engine.sim.step_time import EverySame
@@ -68,9 +68,9 @@ def _config() -> CoreConfig:
     return CoreConfig(1_024, 1 << 14, MODEL_DIGEST, max_num_seqs=SLOTS)
 
 
-def plays(of: Setting) -> dict[str, Play]:
-    """The two queues, and one whose counters are not lifted."""
-    return fair_and_fcfs(of) | {NO_LIFT: play(of, LcfPolicy())}
+def without_rule(of: Setting) -> dict[str, Play]:
+    """One whose counters are not lifted."""
+    return {NO_LIFT: play(of, LcfPolicy())}
 
 
 def missed_while_blocked(run: Play) -> int:
@@ -97,7 +97,7 @@ def return_table(found: dict[str, Play]) -> Table:
 
 
 def _run(rng: Generator) -> Result:
-    found = plays(setting(rng))
+    found = plays(setting(rng), without_rule)
     return result("a tenant blocked for an hour", found, return_table(found))
 
 

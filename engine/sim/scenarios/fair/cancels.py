@@ -15,8 +15,8 @@ from engine.sim.scenarios.fair.compare import (
     Client,
     Play,
     Setting,
-    fair_and_fcfs,
     play,
+    plays,
     result,
     traffic,
     usual,
@@ -39,9 +39,9 @@ def setting(rng: Generator, seconds: float = SECONDS) -> Setting:
     return Setting(terms, sent, seconds, since=seconds / 9, patience=leaving)
 
 
-def plays(of: Setting) -> dict[str, Play]:
-    """The two queues, and one that charges nothing for what a client left."""
-    return fair_and_fcfs(of) | {REFUNDED: play(of, RefundsTheUnfinished())}
+def without_rule(of: Setting) -> dict[str, Play]:
+    """One that charges nothing for what a client left."""
+    return {REFUNDED: play(of, RefundsTheUnfinished())}
 
 
 def left_table(found: dict[str, Play]) -> Table:
@@ -54,7 +54,7 @@ def left_table(found: dict[str, Play]) -> Table:
 
 
 def _run(rng: Generator) -> Result:
-    found = plays(setting(rng))
+    found = plays(setting(rng), without_rule)
     return result("one of two tenants leaves at the first token", found, left_table(found))
 
 

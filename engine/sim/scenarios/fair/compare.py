@@ -198,6 +198,11 @@ def fair_and_fcfs(setting: Setting) -> dict[str, Play]:
     return {FAIR: play(setting, VtcPolicy()), FCFS: play(setting, FcfsPolicy())}
 
 
+def plays(setting: Setting, without_rule: Callable[[Setting], dict[str, Play]]) -> dict[str, Play]:
+    """The two queues, and what goes without the rule that the scenario is about."""
+    return fair_and_fcfs(setting) | without_rule(setting)
+
+
 # --- tables and plots --------------------------------------------------------------------------
 
 

@@ -20,8 +20,8 @@ from engine.sim.scenarios.fair.compare import (
     TERMS,
     Play,
     Setting,
-    fair_and_fcfs,
     play,
+    plays,
     result,
     traffic,
     usual,
@@ -58,9 +58,9 @@ def _replica(name: str) -> Replica:
     return Replica(name, config, A10G.step_time)
 
 
-def plays(of: Setting) -> dict[str, Play]:
-    """The two queues, and a gateway that takes what waits again for new requests."""
-    return fair_and_fcfs(of) | {CHARGED_AGAIN: play(of, VtcPolicy(), ForgetfulGateway)}
+def without_rule(of: Setting) -> dict[str, Play]:
+    """A gateway that takes what waits again for new requests."""
+    return {CHARGED_AGAIN: play(of, VtcPolicy(), ForgetfulGateway)}
 
 
 def granted_again(run: Play) -> list[events.Granted]:
@@ -100,7 +100,7 @@ def crash_table(found: dict[str, Play]) -> Table:
 
 
 def _run(rng: Generator) -> Result:
-    found = plays(setting(rng))
+    found = plays(setting(rng), without_rule)
     return result("a replica crashes mid-stream", found, crash_table(found))
 
 

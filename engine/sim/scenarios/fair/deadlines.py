@@ -76,17 +76,24 @@ def natural_s(run: Play) -> float:
     return median(times)
 
 
+def at_a_tenth(of: Setting, natural: float) -> Setting:
+    """The same with every deadline a tenth of this time."""
+    return replace(of, pool=replace(of.pool, t_min_s=natural / 10, t_max_s=natural / 10))
+
+
+def unbudgeted(of: Setting) -> Setting:
+    """The same with an urgent lane that may take everything, from anybody."""
+    return replace(of, pool=replace(of.pool, urgent_share_milli=1_000, slack_milli=1 << 30))
+
+
 def plays(of: Setting) -> dict[str, Play]:
-    """The natural deadlines, a tenth of them, the same without budget and slack, and FCFS."""
+    """A tenth of the natural deadlines, also by FCFS and without budget, and the natural ones."""
     promised = play(of, VtcPolicy())
-    tenth = natural_s(promised) / 10
-    pool = replace(of.pool, t_min_s=tenth, t_max_s=tenth)
-    forced = replace(of, pool=pool)
-    free = replace(of, pool=replace(pool, urgent_share_milli=1_000, slack_milli=1 << 30))
+    tenth = at_a_tenth(of, natural_s(promised))
     return {
-        FAIR: play(forced, VtcPolicy()),
-        FCFS: play(forced, FcfsPolicy()),
-        UNBUDGETED: play(free, VtcPolicy()),
+        FAIR: play(tenth, VtcPolicy()),
+        FCFS: play(tenth, FcfsPolicy()),
+        UNBUDGETED: play(unbudgeted(tenth), VtcPolicy()),
         AS_PROMISED: promised,
     }
 

@@ -16,8 +16,8 @@ from engine.sim.scenarios.fair.compare import (
     Client,
     Play,
     Setting,
-    fair_and_fcfs,
     play,
+    plays,
     result,
     traffic,
 )
@@ -39,13 +39,13 @@ def setting(rng: Generator, seconds: float = SECONDS) -> Setting:
     return Setting(terms, traffic(rng, clients, seconds), seconds, since=seconds / 6)
 
 
-def plays(of: Setting) -> dict[str, Play]:
-    """The two queues, and one that charges the guess for good."""
-    return fair_and_fcfs(of) | {UNSETTLED: play(of, UnsettledEstimate(GUESS))}
+def without_rule(of: Setting) -> dict[str, Play]:
+    """One that charges the guess for good."""
+    return {UNSETTLED: play(of, UnsettledEstimate(GUESS))}
 
 
 def _run(rng: Generator) -> Result:
-    return result("answers of 512 and 32 tokens", plays(setting(rng)))
+    return result("answers of 512 and 32 tokens", plays(setting(rng), without_rule))
 
 
 SCENARIOS = (

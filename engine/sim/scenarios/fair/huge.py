@@ -18,8 +18,8 @@ from engine.sim.scenarios.fair.compare import (
     SLOTS,
     Play,
     Setting,
-    fair_and_fcfs,
     play,
+    plays,
     result,
     traffic,
     usual,
@@ -62,11 +62,11 @@ def _two() -> Sequence[Replica]:
     return [Replica(name, config, A10G.step_time) for name in ("first", "second")]
 
 
-def plays(of: Setting) -> dict[str, Play]:
-    """The two queues, one in which anybody may pass for ever, one in which nobody may."""
+def without_rule(of: Setting) -> dict[str, Play]:
+    """One in which anybody may pass for ever, one in which nobody may."""
     without = replace(of.pool, max_passes=1 << 30, slack_milli=1 << 30, urgent_share_milli=0)
     never = replace(of.pool, slack_milli=0, max_passes=1 << 30)
-    return fair_and_fcfs(of) | {
+    return {
         WITHOUT_LIMIT: play(replace(of, pool=without), VtcPolicy()),
         NEVER_PASSED: play(replace(of, pool=never), VtcPolicy()),
     }
@@ -120,7 +120,7 @@ def huge_table(found: dict[str, Play]) -> Table:
 
 
 def _run(rng: Generator) -> Result:
-    found = plays(setting(rng))
+    found = plays(setting(rng), without_rule)
     return result("a request that fits only an empty replica", found, huge_table(found))
 
 

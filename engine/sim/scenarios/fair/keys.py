@@ -14,8 +14,8 @@ from engine.sim.scenarios.fair.compare import (
     TERMS,
     Play,
     Setting,
-    fair_and_fcfs,
     play,
+    plays,
     result,
     traffic,
     usual,
@@ -47,13 +47,13 @@ def by_key(of: Setting) -> Setting:
     return replace(of, traffic=sent, terms=terms, owner=lambda key: key.partition("/")[0])
 
 
-def plays(of: Setting) -> dict[str, Play]:
-    """The two queues, and fair sharing between keys."""
-    return fair_and_fcfs(of) | {BY_KEY: play(by_key(of), VtcPolicy())}
+def without_rule(of: Setting) -> dict[str, Play]:
+    """Fair sharing between keys."""
+    return {BY_KEY: play(by_key(of), VtcPolicy())}
 
 
 def _run(rng: Generator) -> Result:
-    return result(f"one of four tenants rotates {NUM_KEYS} keys", plays(setting(rng)))
+    return result(f"one of four tenants rotates {NUM_KEYS} keys", plays(setting(rng), without_rule))
 
 
 SCENARIOS = (Scenario("fairness/keys", "a tenant that rotates its keys", _run, plots=True),)

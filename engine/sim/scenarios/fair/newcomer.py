@@ -13,8 +13,8 @@ from engine.sim.scenarios.fair.compare import (
     TERMS,
     Play,
     Setting,
-    fair_and_fcfs,
     play,
+    plays,
     result,
     traffic,
     usual,
@@ -37,13 +37,13 @@ def setting(rng: Generator, seconds: float = SECONDS) -> Setting:
     return Setting(terms, traffic(rng, clients, seconds), seconds, since=idle)
 
 
-def plays(of: Setting) -> dict[str, Play]:
-    """The two queues, and one whose counters are not lifted."""
-    return fair_and_fcfs(of) | {NO_LIFT: play(of, LcfPolicy())}
+def without_rule(of: Setting) -> dict[str, Play]:
+    """One whose counters are not lifted."""
+    return {NO_LIFT: play(of, LcfPolicy())}
 
 
 def _run(rng: Generator) -> Result:
-    return result("a newcomer to an empty queue", plays(setting(rng)))
+    return result("a newcomer to an empty queue", plays(setting(rng), without_rule))
 
 
 SCENARIOS = (

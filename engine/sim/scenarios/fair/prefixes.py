@@ -16,8 +16,8 @@ from engine.sim.scenarios.fair.compare import (
     Client,
     Play,
     Setting,
-    fair_and_fcfs,
     play,
+    plays,
     result,
 )
 from engine.sim.workload import Arrival, Fixed, JobKind, Uniform
@@ -57,9 +57,9 @@ def renamed(arrival: Arrival, number: int) -> Arrival:
     )
 
 
-def plays(of: Setting) -> dict[str, Play]:
-    """The two queues, and one that puts what is cached before everything."""
-    return fair_and_fcfs(of) | {PREFIX_FIRST: play(of, PrefixFirst())}
+def without_rule(of: Setting) -> dict[str, Play]:
+    """One that puts what is cached before everything."""
+    return {PREFIX_FIRST: play(of, PrefixFirst())}
 
 
 def most_overtaken(run: Play) -> int:
@@ -79,7 +79,7 @@ def cache_table(found: dict[str, Play]) -> Table:
 
 
 def _run(rng: Generator) -> Result:
-    found = plays(setting(rng))
+    found = plays(setting(rng), without_rule)
     return result("one of two tenants repeats its beginnings", found, cache_table(found))
 
 

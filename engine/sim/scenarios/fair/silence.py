@@ -15,7 +15,7 @@ from engine.sim.replica import MODEL_DIGEST, Replica
 from engine.sim.result import Cell, Result, Table
 from engine.sim.scenario import Scenario
 from engine.sim.scenarios.fair.broken import ReapingGateway
-from engine.sim.scenarios.fair.compare import Client, Play, Setting, fair_and_fcfs, play, result
+from engine.sim.scenarios.fair.compare import Client, Play, Setting, play, plays, result
 from engine.sim.step_time import EverySame
 from engine.sim.workload import Arrival, Fixed, JobKind
 from fairness.policy import VtcPolicy
@@ -57,9 +57,9 @@ def _slow() -> Sequence[Replica]:
     return [Replica("replica", config, EverySame(STEP_S))]
 
 
-def plays(of: Setting) -> dict[str, Play]:
-    """The two queues, and a gateway that gives silent streams up."""
-    return fair_and_fcfs(of) | {REAPED: play(of, VtcPolicy(), ReapingGateway)}
+def without_rule(of: Setting) -> dict[str, Play]:
+    """A gateway that gives silent streams up."""
+    return {REAPED: play(of, VtcPolicy(), ReapingGateway)}
 
 
 def longest_silence(run: Play) -> float:
@@ -86,7 +86,7 @@ def silence_table(found: dict[str, Play]) -> Table:
 
 
 def _run(rng: Generator) -> Result:
-    found = plays(setting(rng))
+    found = plays(setting(rng), without_rule)
     return result("a prompt that takes more than five minutes", found, silence_table(found))
 
 
