@@ -7,6 +7,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from engine.sim.artifact.measures import (
+    WARM_UP_S,
     Served,
     ServiceDifference,
     contended_gap,
@@ -57,15 +58,14 @@ class Experiment:
         return contended_gap(self.run.samples, self.weights)
 
     @property
-    def contended(self) -> tuple[float, float]:
-        """The first and the last moment at which at least two clients were backlogged."""
-        moments = [sample.now for sample in self.run.samples if sample.num_backlogged > 1]
-        return (moments[0], moments[-1]) if moments else (0.0, self.run.trace.ended)
+    def sending(self) -> tuple[float, float]:
+        """From the end of the warm-up to the last arrival."""
+        return WARM_UP_S, max(job.arrived for job in self.run.trace.jobs.values())
 
     @property
     def rates(self) -> Mapping[str, float]:
-        """Each client's units per second while some competed."""
-        return dict(zip(self.clients, rates(self.clients, *self.contended), strict=True))
+        """Each client's units per second meanwhile."""
+        return dict(zip(self.clients, rates(self.clients, *self.sending), strict=True))
 
     @property
     def jain(self) -> float:

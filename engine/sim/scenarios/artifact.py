@@ -47,7 +47,7 @@ def _differences(suite: Suite, found: Found) -> Table:
             one.difference.largest,
             one.difference.mean,
             one.difference.variance,
-            one.difference.mean / found["FCFS"].difference.mean,
+            _ratio(one.difference.mean, found["FCFS"].difference.mean),
             one.throughput,
         )
         for name, one in found.items()
@@ -66,7 +66,7 @@ def _published(suite: Suite) -> tuple[Table, ...]:
             one.largest,
             one.mean,
             one.variance,
-            one.mean / results["FCFS"].mean,
+            _ratio(one.mean, results["FCFS"].mean),
             one.throughput,
         )
         for name, one in results.items()
@@ -74,14 +74,18 @@ def _published(suite: Suite) -> tuple[Table, ...]:
     return (Table("the same as published", _DIFFERENCE, rows),)
 
 
+def _ratio(mean: float, control: float) -> Cell:
+    return mean / control if control else "-"
+
+
 def _gaps(found: Found) -> Table:
     rows = tuple((name, one.gap, one.jain, 100 * one.refused) for name, one in found.items())
     columns = ("policy", "gap, both backlogged (units)", "Jain", "refused (%)")
-    return Table("while clients compete", columns, rows)
+    return Table("while clients send", columns, rows)
 
 
 def _clients(suite: Suite, found: Found) -> Table:
-    """Each client's wait for first tokens, and its service while some competed."""
+    """Each client's wait for first tokens, and its service while they send."""
     shown = {name: found[name] for name in _SHOWN_BY_CLIENT}
     columns = [f"{name} {what}" for name in shown for what in ("TTFT", "p99", "units/s")]
     shares = {name: one.rates for name, one in shown.items()}
@@ -105,7 +109,7 @@ def _gap_plot(found: Found) -> Plot:
     """Flat under a fair policy, growing under another."""
     lines = []
     for name, one in found.items():
-        moments = np.linspace(WARM_UP_S, one.contended[1], _NUM_MOMENTS)
+        moments = np.linspace(WARM_UP_S, one.sending[1], _NUM_MOMENTS)
         gap = accumulated_gap(one.clients, moments)
         lines.append(Line(name, _floats(moments), _floats(gap)))
     return Plot("Most less least accumulated service", "seconds", "service units", tuple(lines))
