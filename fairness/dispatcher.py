@@ -230,7 +230,7 @@ class Dispatcher:
         if account is None or account.terms == terms:
             return
         pool.ledger.set_terms(account, terms)
-        pool.stirred = True
+        pool.changes.note(account)
         mine = pool.first_waiting(account, account.num_waiting)
         if pool.pinned is not None and pool.pinned.tenant == tenant:
             mine = sorted([pool.pinned, *mine], key=_queue_order)
@@ -300,7 +300,7 @@ class Dispatcher:
     def _recount_credit(self) -> None:
         """Capacity changed: recount N's pool part, refuse what no replica could ever hold now."""
         pool = self.pool
-        pool.stirred = True
+        pool.changes.note_all()
         self._require_pin()
         lookahead = pool.config.lookahead
         pool.ledger.set_credit(

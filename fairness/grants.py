@@ -4,6 +4,7 @@ The turn is the smallest counter's. When that tenant's request fits nowhere it i
 within their slack may pass it, K times in all; then it is charged and a replica is held for it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fairness import events
@@ -172,15 +173,17 @@ class Granter:
     def _passer(self, turn: Account) -> Choice | None:
         """The first tenant in order, other than the turn's, within its slack and with room.
 
-        All backlogged tenants are looked at, but not again while nothing changed that matters.
+        When nobody could pass the same before, only those are looked at of whom something changed.
         """
-        pool, ledger = self._pool, self._pool.ledger
+        ledger, changes = self._pool.ledger, self._pool.changes
         first = ledger.rank(turn)
-        if not pool.stirred and self._nobody_passes == (turn, first):
-            return None
+        looked_at: Iterable[Account] = ledger.accounts.values()
+        if not changes.anything and self._nobody_passes == (turn, first):
+            known = (ledger.accounts.get(tenant) for tenant in changes.tenants)
+            looked_at = (account for account in known if account is not None)
         ranked = sorted(
             (rank, account.tenant)
-            for account in ledger.accounts.values()
+            for account in looked_at
             if account.backlogged
             and account is not turn
             and (rank := ledger.rank(account)) <= first + self._slack(account)
@@ -189,7 +192,8 @@ class Granter:
             choice = self._choose(ledger.accounts[tenant])
             if choice.replica is not None:
                 return choice
-        self._nobody_passes, pool.stirred = (turn, first), False
+        self._nobody_passes = (turn, first)
+        changes.seen()
         return None
 
     def _pass_misfit(self, ticket: Ticket, by: Ticket) -> None:

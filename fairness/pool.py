@@ -10,6 +10,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from fairness import events
+from fairness.changes import Changes
 from fairness.counters import Account, Ticket
 from fairness.credits import Replica
 from fairness.ledger import Ledger
@@ -24,9 +25,9 @@ class Pool:
     """One pool. `effects` are what has followed from the event in hand, in order.
 
     `service` is the net charge of all requests so far; `pinned` waits for its own replica, charged
-    and counted as in flight; `num_owed` waiting misfits were passed as often as may be. `stirred`
-    is set by all that could let somebody pass a misfit who could not before, but for the turn's own
-    counter: credit or an amount that came back, another head, a new request, a prefix now known.
+    and counted as in flight; `num_owed` waiting misfits were passed as often as may be. `changes`
+    are told of all that could let somebody pass a misfit who could not before, but for the turn's
+    own counter: credit or an amount that came back, a queue that changed, a prefix now known.
     """
 
     def __init__(self, config: PoolConfig, policy: Policy) -> None:
@@ -41,7 +42,7 @@ class Pool:
         self.deadlines = Deadlines()
         self.pinned: Ticket | None = None
         self.num_owed = 0
-        self.stirred = True
+        self.changes = Changes()
         self.service = 0
         self.num_arrivals = 0
         self.now = 0.0
@@ -87,7 +88,7 @@ class Pool:
     def wait(self, account: Account, ticket: Ticket) -> None:
         """Queue a request; one that was granted before goes to the front."""
         ticket.stamp = next(self._stamps)
-        self.stirred = True
+        self.changes.note(account)
         again = ticket.charged is not None
         heappush(account.waiting, (0 if again else 1, ticket.arrival, ticket.stamp, ticket))
         self.watch_expiry(ticket)
@@ -98,6 +99,7 @@ class Pool:
     def leave_queue(self, account: Account, ticket: Ticket) -> None:
         """The request waits no longer."""
         ticket.stamp = 0
+        self.changes.note(account)
         self._tally(account, ticket, -1)
         if len(account.waiting) > 2 * account.num_waiting + SPARE:
             account.waiting = [entry for entry in account.waiting if entry[3].stamp == entry[2]]
@@ -123,7 +125,7 @@ class Pool:
         account.charge(milli)
         self.service += milli
         if milli < 0:
-            self.stirred = True
+            self.changes.note(account)
         self.lane.filled(ticket, milli)
         self.policy.charged(account, milli)
 
@@ -153,9 +155,9 @@ class Pool:
             account.unsettled += prompt
             self.charge(account, ticket, prompt)
         self.ledger.granted(account)
-        self.stirred = True
         if ticket.prefix:
             self.prefixes.touch(ticket)
+            self.changes.note_all()
         self.policy.granted(account, ticket)
         return prompt
 
@@ -171,7 +173,7 @@ class Pool:
         account.open_output -= self.open_output(ticket)
         self.lane.settle(ticket)
         self.policy.ended(account, ticket)
-        self.stirred = True
+        self.changes.note_all()
 
     def land_and_wait(self, ticket: Ticket) -> None:
         """An unstarted request waits again, under its charge."""
@@ -210,7 +212,7 @@ class Pool:
         if replica is not None:
             replica.reserved_for = None
         ticket.pinned_to = None
-        self.stirred = True
+        self.changes.note_all()
 
     def resize(self, ticket: Ticket, prompt_tokens: int, output_tokens: int) -> None:
         """Change a ticket's lengths together with the blocks its replica counts for it."""
@@ -223,7 +225,7 @@ class Pool:
         if replica is not None:
             replica.num_blocks += ticket.num_blocks(replica.capacity.block_size)
         if shorter:
-            self.stirred = True
+            self.changes.note_all()
 
     def holder(self, ticket: Ticket) -> Replica | None:
         """The replica that counts the ticket as in flight; None once that replica was lost."""
@@ -237,7 +239,7 @@ class Pool:
         head = self.head(account)
         if head is not account.first:
             account.first = head
-            self.stirred = True
+            self.changes.note(account)
         if head is None:
             self._became_idle(account)
         elif account.in_flight + head.sequences > account.terms.concurrency:
@@ -270,7 +272,7 @@ class Pool:
             if account.blocked:
                 account.blocked = False
                 self.effects.append(events.Unblocked(self.now, account.tenant))
-            self.stirred = True
+            self.changes.note(account)
             if self.ledger.join(account, self.now):
                 self.effects.append(events.Lifted(self.now, account.tenant, account.counter))
         if head.deadline is None:

@@ -8,9 +8,11 @@ import pytest
 from fairness import events
 from fairness.counters import Account
 from fairness.dispatcher import Dispatcher
+from fairness.grants import Granter
 from fairness.ordering import LazyMinHeap
 from fairness.policy import VtcPolicy
 from fairness.types import PoolConfig, ReplicaCapacity, TenantTerms
+from tests.fairness.checker import Watch
 
 TERMS = TenantTerms(1_000, 4, 2_048, 512)
 LARGER = TenantTerms(1_000, 8, 4_096, 1_024)
@@ -111,3 +113,33 @@ def test_a_snapshot_changes_nothing_since_another_thread_may_take_it(monkeypatch
 
     monkeypatch.setattr(LazyMinHeap, "least", touched)
     assert script.dispatcher.snapshot().bound.floor_lag == 2 * 2_048_000
+
+
+def test_an_arrival_behind_a_misfit_is_not_paid_for_by_looking_at_every_tenant(monkeypatch) -> None:
+    script = Script(slots=64)
+    large = TenantTerms(1_000, 4, 1_800, 100)
+    script.dispatcher.apply(events.ReplicaUp(0.0, "r", ReplicaCapacity(64, 10_000)))
+    for tenant in range(300):
+        script.enqueue(f"t{tenant:03}", large, prompt=1_800)
+    looks = []
+    placed = Granter._place
+    monkeypatch.setattr(Granter, "_place", lambda self, t: looks.append(t) or placed(self, t))
+    for tenant in range(100, 120):
+        script.enqueue(f"t{tenant}", large, prompt=1_800)
+    assert len(looks) < 20 * 5
+
+
+def test_who_may_pass_is_looked_for_again_when_a_longer_prefix_that_fits_nowhere_leaves() -> None:
+    watch = Watch(PoolConfig(growth_blocks=0))
+    watch.replica_up("r", ReplicaCapacity(8, 640))
+    watch.enqueued("known", "k", TERMS, 1, 1, prefix=(1, 2))
+    watch.finished("known", 1)
+    watch.enqueued("large", "a", TERMS, 500, 1)
+    watch.enqueued("misfit", "b", TERMS, 400, 1)
+    watch.enqueued("head", "c", TERMS, 300, 1)
+    watch.enqueued("longer", "c", TERMS, 300, 1, prefix=(1, 2))
+    watch.enqueued("short", "d", TERMS, 300, 1)
+    watch.enqueued("shorter", "c", TERMS, 10, 1, prefix=(1,))
+    (passed, overtaken, granted) = watch.cancelled("longer")
+    assert (passed.request, overtaken.request) == ("misfit", "head")
+    assert (granted.request, granted.reason) == ("shorter", "pass")
