@@ -78,6 +78,7 @@ class PoolQueue:
         self._forgotten_milli: dict[str, int] = {}
         self._service_milli: dict[str, int] = {}
         self._snapshot: PoolSnapshot | None = None
+        self._num_applied = 0
         self.missing: set[str] = set()
 
     # --- a request's life --------------------------------------------------------------------
@@ -235,10 +236,17 @@ class PoolQueue:
     # --- what others may ask -----------------------------------------------------------------
 
     def snapshot(self) -> PoolSnapshot:
-        """The dispatcher's own view, for metrics and administration: made once after an event."""
-        if self._snapshot is None:
-            self._snapshot = self._dispatcher.snapshot()
-        return self._snapshot
+        """The dispatcher's own view, for metrics and administration: made once after an event.
+
+        A thread that exports metrics may ask as well. What it sees in the middle of an event is not
+        kept for others.
+        """
+        found, applied = self._snapshot, self._num_applied
+        if found is None:
+            self._snapshot = found = self._dispatcher.snapshot()
+            if applied != self._num_applied:
+                self._snapshot = None
+        return found
 
     def service_by_tenant(self) -> Iterator[tuple[str, float]]:
         """Service units per tenant since the start; a refund never makes a figure fall."""
@@ -247,7 +255,7 @@ class PoolQueue:
             current[tenant.tenant] = current.get(tenant.tenant, 0) + tenant.service_milli
         for name, milli in current.items():
             self._service_milli[name] = max(milli, self._service_milli.get(name, 0))
-        for name, milli in self._service_milli.items():
+        for name, milli in tuple(self._service_milli.items()):
             yield name, milli / 1_000
 
     def now(self) -> float:
@@ -279,6 +287,7 @@ class PoolQueue:
 
     def _apply(self, event: Input) -> None:
         effects = self._dispatcher.apply(event)
+        self._num_applied += 1
         self._snapshot = None
         self._applied(event, effects)
         for effect in effects:

@@ -74,7 +74,7 @@ class FairnessSettings(BaseModel):
     directory's own.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     policy: Literal["vtc", "fcfs"] = "vtc"
     w_p: float = Field(default=1.0, ge=0, le=1_000)
@@ -107,6 +107,12 @@ class FairnessSettings(BaseModel):
     def _cached_never_dearer(self) -> "FairnessSettings":
         if self.w_c > self.w_p:
             raise ValueError("w_c must not exceed w_p: a cache hit may only lower a charge")
+        return self
+
+    @model_validator(mode="after")
+    def _event_log_named(self) -> "FairnessSettings":
+        if self.event_log == Path():  # an empty value, which would mean wherever it was started
+            raise ValueError("event_log must name a directory, or be off")
         return self
 
     @model_validator(mode="after")

@@ -255,6 +255,31 @@ async def test_who_leaves_after_its_grant_owes_what_an_engine_may_have_begun(scr
     assert type(scripted.dispatcher.events[-1]) is ends
 
 
+async def test_what_a_thread_sees_during_an_event_is_not_kept_for_others(queue, monkeypatch):
+    queue.replica_up("replica", ReplicaCapacity(1, 64))
+    dispatcher = queue._dispatcher
+    taken = dispatcher.snapshot
+
+    def interrupted():
+        monkeypatch.setattr(dispatcher, "snapshot", taken)
+        early = taken()
+        enqueue(queue, "r")  # the event loop goes on while the thread looks
+        return early
+
+    monkeypatch.setattr(dispatcher, "snapshot", interrupted)
+    assert queue.snapshot().tenants == ()
+    assert [one.in_flight for one in queue.snapshot().tenants] == [1]
+
+
+async def test_service_is_read_while_it_is_read_elsewhere(queue):
+    queue.replica_up("replica", ReplicaCapacity(2, 64))
+    enqueue(queue, "r")
+    reading = queue.service_by_tenant()
+    next(reading)
+    queue._service_milli["another"] = 1  # what a reader in another thread adds
+    assert list(reading) == []
+
+
 async def test_time_is_no_event_while_nobody_waits(scripted):
     scripted.tick()
     ticket = enqueue(scripted, "r")

@@ -86,6 +86,19 @@ def test_deadlines_lie_within_the_time_to_live(monkeypatch):
             load(fairness=wrong)
 
 
+@pytest.mark.parametrize("name", ["FLUSH_INTERVAL", "LOAD_FACTOR"])
+def test_no_setting_is_endless(monkeypatch, name):
+    monkeypatch.setenv(f"EVENHAND_FAIRNESS__{name}", "inf")
+    with pytest.raises(SettingsError, match=name):
+        load()
+
+
+def test_an_empty_event_log_is_not_the_working_directory(monkeypatch):
+    monkeypatch.setenv("EVENHAND_FAIRNESS__EVENT_LOG", "")
+    with pytest.raises(SettingsError, match="event_log must name a directory"):
+        load()
+
+
 def test_where_events_are_logged(monkeypatch, tmp_path):
     monkeypatch.setenv("EVENHAND_DATA_DIR", str(tmp_path))
     assert load().event_log_dir == tmp_path / "fairness"
