@@ -119,6 +119,8 @@ class Auditor:
             header.config,
             header.policy,
         )
+        if before is not None and not same and header.epoch == before.epoch:
+            report.breach("segments", place, "the settings changed without a restart")
         try:
             if self._replay is None or not same:
                 self._replay = Replay(restored(header, state))

@@ -11,6 +11,7 @@ import pytest
 
 from fairness import grants, pool, starvation
 from fairness.audit_report import merged
+from fairness.checkpoint import dump, load
 from fairness.codec import is_input
 from fairness.counters import Account
 from fairness.events import (
@@ -28,6 +29,7 @@ from fairness.events import (
     Refused,
     ReplicaUp,
     Requeued,
+    Restarted,
     Ticked,
 )
 from fairness.policy import FcfsPolicy, Policy, VtcPolicy
@@ -375,6 +377,31 @@ def test_a_counter_in_the_first_checkpoint_changed_and_sealed(contents):
     contents = contents[1:]
     contents[0][0].state["accounts"][0]["raw"] += 1_000_000
     assert_found(contents, "replay", 1)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_settings_change_only_with_a_restart(restarted):
+    """A history made up under wider settings for a while replays, and follows its own rules."""
+    recorder = Recorder()
+    run = RandomRun(recorder, seed=5)
+    run.steps(60)
+    if restarted:
+        recorder.epoch += 1
+        recorder.apply(Restarted(recorder.now, recorder.epoch))
+        recorder.flying.clear()
+    wider = replace(recorder.config, slack_milli=10_000, urgent_share_milli=1_000)
+    recorder.dispatcher = load(wider, VtcPolicy(), dump(recorder.dispatcher))
+    recorder.config = wider
+    recorder.begin()
+    first = len(recorder.segments)
+    run.steps(60)
+    report = audited(recorder.segments)
+    if restarted:
+        assert report.kept
+    else:
+        (breach,) = report.breaches
+        assert (breach.check, breach.place.segment) == ("segments", first)
+        assert "settings changed" in breach.problem
 
 
 def test_time_set_back_and_sealed(contents):
