@@ -29,6 +29,7 @@ SHORTEST, LONGEST = 32, 96
 QUIET_EVERY_S, QUIET_TOKENS = 2.0, 8
 NOISY, QUIET, GAUGE = "noisy", "quiet", "gauge"
 LIMITS = {"--rpm": 10**6, "--tpm": 10**9, "--concurrency": 64, "--max-queued": 200}
+STEPS = ("step_seconds_sum", "step_seconds_count")
 NO_END = {"0": -100, "2": -100}  # the model's end tokens: an answer is as long as it may be
 
 
@@ -46,7 +47,7 @@ class Run:
         self.place = place
         self.keys = {name: self._tenant(name) for name in (NOISY, QUIET, GAUGE)}
         self.ids = {one["slug"]: one["id"] for one in self.stack.admin("tenant", "list")}
-        self._steps = self._step_totals()
+        self._steps = self.engine_totals(*STEPS)
 
     def _tenant(self, slug):
         key = self.stack.new_key(slug)
@@ -54,16 +55,18 @@ class Run:
         self.stack.admin("quota", "set", "--tenant", slug, "--max-output", str(LONGEST), *options)
         return key
 
-    def _step_totals(self):
-        """Seconds that the engine's steps took so far, and how many there were."""
+    def engine_totals(self, *names):
+        """Totals that the engine has counted so far."""
         with urllib.request.urlopen(f"{self.stack.admin_url}/metrics/engine", timeout=10) as page:
             lines = [line.decode().partition(" ") for line in page]
         found = {name: float(value) for name, _, value in lines if not name.startswith("#")}
-        return [found[f"evenhand_engine_step_seconds_{what}"] for what in ("sum", "count")]
+        return [found[f"evenhand_engine_{name}"] for name in names]
 
     def end(self):
         """Stop it; the mean step, and what its log holds."""
-        seconds, steps = (b - a for a, b in zip(self._steps, self._step_totals(), strict=True))
+        seconds, steps = (
+            b - a for a, b in zip(self._steps, self.engine_totals(*STEPS), strict=True)
+        )
         assert self.stack.stop() == 0
         [directory] = pools(self.place / "fairness")
         return Log(directory, self.ids, seconds / steps)
@@ -164,20 +167,26 @@ async def ask(session, url, body):
         return document["usage"]["completion_tokens"] if answer.status == 200 else 0
 
 
-async def capacity(url, model, key):
-    """Requests like the noisy tenant's that the engine answers per second."""
-    dice, done = random.Random(1), []
-    until = time.monotonic() + CALIBRATION_S
+async def capacity(run):
+    """Requests like the noisy tenant's that the engine answers per second, by its own tokens."""
+    url, model, dice = run.stack.url, run.stack.first["model"], random.Random(1)
 
     async def client(session):
-        while time.monotonic() < until:
+        while True:
             await ask(session, url, noisy_body(model, dice))
-            done.append(time.monotonic())
 
-    async with session_of(key) as session:
-        await asyncio.gather(*(client(session) for _ in range(CALIBRATION_CLIENTS)))
-    half = until - CALIBRATION_S / 2
-    return sum(half <= moment < until for moment in done) / (until - half)
+    async with session_of(run.keys[GAUGE]) as session:
+        clients = [asyncio.create_task(client(session)) for _ in range(CALIBRATION_CLIENTS)]
+        moments, tokens = [], []
+        for _ in range(2):
+            await asyncio.sleep(CALIBRATION_S / 2)
+            moments.append(time.monotonic())
+            tokens += await asyncio.to_thread(run.engine_totals, "generation_tokens_total")
+        for one in clients:
+            one.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+    per_s = (tokens[1] - tokens[0]) / (moments[1] - moments[0])
+    return per_s / ((SHORTEST + LONGEST) / 2)
 
 
 def session_of(key):
@@ -224,9 +233,7 @@ async def _later(delay_s, work):
 
 def test_a_quiet_tenant_hardly_waits_beside_a_noisy_one(tmp_path, smollm2):
     alone = Run(tmp_path / "alone", smollm2, "vtc")
-    rate = OVERLOAD * asyncio.run(
-        capacity(alone.stack.url, alone.stack.first["model"], alone.keys[GAUGE])
-    )
+    rate = OVERLOAD * asyncio.run(capacity(alone))
     asyncio.run(load(alone, rate, CONTROL_S, quiet=False))
     alone_log = alone.end()
     fair = Run(tmp_path / "fair", smollm2, "vtc")
