@@ -113,6 +113,7 @@ async def _figures(engine: EngineClient) -> dict[str, float]:
 def figures(page: str) -> Iterable[tuple[str, float]]:
     """The figures that a metrics page in Prometheus' text form holds, by their name here."""
     for line in page.splitlines():
-        name, _, value = line.partition(" ")
+        name, _, rest = line.partition(" ")
         if (known := ENGINE_FIGURES.get(name)) is not None:
+            value, *_time = rest.split()
             yield known, float(value)

@@ -157,6 +157,6 @@ def test_figures_are_read_by_their_whole_names():
         "# TYPE evenhand_engine_requests_running gauge\n"
         "evenhand_engine_requests_running 3.0\n"
         'evenhand_engine_kv_blocks{state="free"} 7\n'
-        "evenhand_engine_kv_usage_ratio 0.25\n"
+        "evenhand_engine_kv_usage_ratio 0.25 1700000000000\n"
     )
     assert dict(figures(page)) == {"running": 3.0, "kv_usage": 0.25}
