@@ -44,11 +44,14 @@ class RateMeter:
             self.refresh()
 
     def refresh(self) -> None:
-        """Work out both rates: the tenth percentile, and the median."""
+        """Work out both rates: the tenth percentile, and the mean.
+
+        The median would miss prompts that are long and few: they are charged in one lump.
+        """
         if len(self.samples) >= LEAST_SAMPLES:
             ordered = sorted(self.samples)
             self.low = max(0, ordered[len(ordered) // 10])
-            self.usual = max(0, ordered[len(ordered) // 2])
+            self.usual = max(0, sum(ordered) // len(ordered))
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Time in the dispatcher's twin: its rate, deadlines, the urgent lane, misses, waits ahead."""
 
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 
 from fairness import events
 from fairness.types import MissReason, PoolConfig
@@ -56,18 +56,18 @@ class NaiveLane(NaiveState):
             self.samples.append(int(done / (self.now - self.window[0])))
             self.window = (self.now, self.service())
 
-    def rate(self, share: int) -> int:
-        """The sample that one in `share` lies below."""
+    def recent(self) -> list[int]:
+        """The samples that count, smallest first; none while they are too few."""
         recent = sorted(self.samples[-SAMPLES:])
-        if len(recent) < ENOUGH_SAMPLES:
-            return 0
-        return max(0, recent[len(recent) // share])
+        return recent if len(recent) >= ENOUGH_SAMPLES else []
 
     def low_rate(self) -> int:
-        return self.rate(10)
+        recent = self.recent()
+        return max(0, recent[len(recent) // 10]) if recent else 0
 
     def usual_rate(self) -> int:
-        return self.rate(2)
+        recent = self.recent()
+        return max(0, floor(Fraction(sum(recent), len(recent)))) if recent else 0
 
     # --- deadlines ---
 

@@ -267,3 +267,15 @@ def test_the_snapshot_tells_misses_slack_and_who_is_blocked() -> None:
     assert watch.tenant("b").head_deadline == 90.0
     watch.ticked(after=90.0)
     assert watch.snapshot.missed[MissReason.NO_FIT] == 1
+
+
+def test_long_prompts_that_are_few_count_in_the_usual_rate() -> None:
+    """One window in four has the lump of a prompt: their median would say the pool stands still."""
+    watch = Watch(PoolConfig(ttl_s=1e6, t_max_s=20.0))
+    up(watch, 1)
+    queue(watch, "a", TenantTerms(1000, 8, 900, 1), 12, prompt=900)
+    for _ in range(8):
+        for _ in range(4):
+            watch.ticked(after=1.0)
+        watch.finished(flying(watch, "a")[0], 1)
+    assert watch.snapshot.rate_milli == 7 * 902_000 // 32  # the eighth end is in no window yet
