@@ -17,6 +17,7 @@ from tests.fairness.checker import BrokenPromiseError, Watch
 
 NAMES = "abcdef"
 BLOCK = 16
+PATIENCE = 200_000
 FAIR = ("grant", "pair", "interval", "spread")
 """Ratios of what the policy promises about tenants; others hold for any policy."""
 
@@ -246,14 +247,16 @@ def broken_by(config: PoolConfig, policy: type[Policy], history) -> str | None:
 def shrunk(config: PoolConfig, policy: type[Policy], history: list, claim: str) -> list:
     """A shorter history that still breaks a promise: pieces are left out, ever smaller ones.
 
-    `claim` is kept if it is what the whole history breaks when looked at after every event.
+    `claim` is kept if it is what the whole history breaks when looked at after every event. Only so
+    many events are played again: what is left by then is told.
     """
     claim = broken_by(config, policy, history) or claim
-    size = max(1, len(history) // 2)
-    while size:
+    size, patience = max(1, len(history) // 2), PATIENCE
+    while size and patience > 0:
         start = 0
-        while start < len(history):
+        while start < len(history) and patience > 0:
             shorter = history[:start] + history[start + size :]
+            patience -= len(shorter)
             if broken_by(config, policy, shorter) == claim:
                 history = shorter
             else:
