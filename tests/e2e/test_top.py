@@ -8,7 +8,7 @@ from tests.support.stack import run_cli
 
 
 def test_the_replica_and_its_engine(stack):
-    with openai.OpenAI(base_url=stack.url, api_key=stack.new_key("watched")) as sdk:
+    with openai.OpenAI(base_url=stack.url, api_key=stack.new_key("seen-in-top")) as sdk:
         model = sdk.models.list().data[0].id
         sdk.completions.create(model=model, prompt="Hello", max_tokens=4)
     done = run_cli("top", "--json", "--interval", "0.1", EVENHAND_DATA_DIR=str(stack.data_dir))

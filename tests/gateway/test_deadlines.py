@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from fairness.events import Headed, Missed
+from fairness.events import Headed, Missed, ReplicaUp
 
 BODY = {"model": "smollm2-135m", "prompt": [5] * 10, "max_tokens": 100}
 
@@ -23,6 +23,7 @@ async def test_a_missed_deadline_is_counted_logged_and_shown(make_gateway, lines
     async with make_gateway(fairness={"t_max": 0.2}) as gateway:
         script = gateway.upstream.script
         script.slots, script.tokens, script.between_s = 1, 100, 0.05
+        await gateway.eventually(lambda: _one_slot(gateway))
 
         async def ask():
             async with gateway.client().post("/v1/completions", json=BODY) as reply:
@@ -44,6 +45,12 @@ async def test_a_missed_deadline_is_counted_logged_and_shown(make_gateway, lines
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+
+
+def _one_slot(gateway) -> bool:
+    """The gateway has heard of the smaller engine."""
+    ups = [event for event in gateway.events() if isinstance(event, ReplicaUp)]
+    return bool(ups) and ups[-1].capacity.slots == 1
 
 
 async def _missed(gateway):
