@@ -5,6 +5,7 @@ Least counter first, the cap per minute and both kinds of prediction are those o
 "Fairness in Serving Large Language Models", OSDI 2024.
 """
 
+from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
 from hashlib import blake2b
@@ -82,9 +83,9 @@ class _Foreseeing(VtcPolicy):
         self._expected: dict[RequestId, int] = {}  # tokens from the request's grant to its end
         self._open: Counter[TenantId] = Counter()  # of them, tokens still to come
 
+    @abstractmethod
     def expect(self, ticket: Ticket) -> int:
         """How many tokens the request will emit."""
-        raise NotImplementedError
 
     def rank(self, account: Account, head: Ticket) -> int:  # noqa: ARG002 - the port's signature
         """The counter as it will be when what is expected has come."""

@@ -3,11 +3,16 @@
 A policy ranks tenants and may keep books of its own through the hooks; it never changes an account.
 """
 
+from abc import ABC, abstractmethod
+
 from fairness.counters import Account, Ticket
 from fairness.types import TenantId
 
 
-class Policy:
+# ruff: noqa: B027 - the hooks: doing nothing is what most policies want of them
+
+
+class Policy(ABC):
     """Ranks backlogged tenants: the smallest rank is granted, ties go to the smaller tenant id.
 
     The hooks are told what happened after it happened; here they do nothing.
@@ -15,9 +20,9 @@ class Policy:
 
     name: str
 
+    @abstractmethod
     def rank(self, account: Account, head: Ticket) -> int:
         """The rank of a backlogged tenant whose first waiting request is `head`."""
-        raise NotImplementedError
 
     def slack(self, largest: int) -> int:  # noqa: ARG002 - the port's signature
         """How far above the first rank a tenant may pass a misfit or use the urgent lane.
