@@ -3,13 +3,12 @@
 A policy ranks tenants and may keep books of its own through the hooks; it never changes an account.
 """
 
+# ruff: noqa: B027 - the hooks: doing nothing is what most policies want of them
+
 from abc import ABC, abstractmethod
 
 from fairness.counters import Account, Ticket
 from fairness.types import TenantId
-
-
-# ruff: noqa: B027 - the hooks: doing nothing is what most policies want of them
 
 
 class Policy(ABC):
