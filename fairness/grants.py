@@ -93,12 +93,12 @@ class Granter:
             return False
         if (urgent := self._urgent(choice.account)) is not None:
             if choice.replica is None:
-                self._pass_misfit(choice.ticket, urgent.ticket)
+                self._pass(choice.ticket, urgent.ticket, PassReason.MISFIT)
             self._grant(urgent, GrantReason.URGENT, choice.account)
         elif choice.replica is not None:
             self._grant(choice, GrantReason.TURN, choice.account)
         elif (passer := self._passer(choice.account)) is not None:
-            self._pass_misfit(choice.ticket, passer.ticket)
+            self._pass(choice.ticket, passer.ticket, PassReason.MISFIT)
             self._grant(passer, GrantReason.PASS, choice.account)
         else:
             return False
@@ -195,9 +195,6 @@ class Granter:
         self._nobody_passes = (turn, first)
         changes.seen()
         return None
-
-    def _pass_misfit(self, ticket: Ticket, by: Ticket) -> None:
-        self._pass(ticket, by, PassReason.MISFIT)
 
     def _pass(self, ticket: Ticket, by: Ticket, reason: PassReason) -> None:
         if reason is PassReason.MISFIT:
